@@ -1,0 +1,1 @@
+"""From a plan to what was released, and from there to ε."""
