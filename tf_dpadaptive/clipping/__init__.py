@@ -1,0 +1,1 @@
+"""Clipping: the sum of clipped per-example gradients, by several engines."""
