@@ -1,0 +1,1 @@
+"""Private training of Keras models."""
