@@ -1,0 +1,1 @@
+"""Configs: one `get_config()` a file; installed as `tf_dpadaptive.configs`."""

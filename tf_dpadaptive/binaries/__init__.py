@@ -1,0 +1,1 @@
+"""Binaries: each parses flags and calls the runner."""

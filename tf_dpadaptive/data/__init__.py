@@ -1,0 +1,1 @@
+"""Batches that are sampled as a plan says, and the data to sample from."""

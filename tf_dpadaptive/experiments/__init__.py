@@ -1,0 +1,1 @@
+"""Experiments: one runner, the sections of its configs, models, reports."""
