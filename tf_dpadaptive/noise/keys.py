@@ -107,11 +107,7 @@ class SecretKeys:
         mix = tf.bitwise.bitwise_xor
         b0, b1 = _prf(mix(words[2], a0), _bits(variable), mix(words[3], a1))
         c0, c1 = _prf(b0, _bits(stream), b1)
-        return standard_normal(
-            tf.reshape(c0, [1]),
-            tf.stack([tf.zeros([], tf.uint64), c1]),
-            shape,
-        )
+        return standard_normal(c0, c1, shape)
 
     def renew_after_fork(self) -> None:
         """Draws a fresh secret where this process is a copy of another.
