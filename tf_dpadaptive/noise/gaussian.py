@@ -1,10 +1,10 @@
 r"""Standard normal numbers from Philox words, by Box and Muller.
 
-A pair of normals takes two words: 31 bits give the radius, 32 the angle, so that
-|z| reaches 6.6 (TensorFlow's op: 5.7). Large arrays are drawn by a function of
-their own that XLA compiles, in eager and graph mode too: 4 ns a number on one
-core, where the same by TensorFlow's operations takes 8 (its own op for normals
-12), and within XLA on a CPU 30.
+A pair of normals takes two words: 31 bits give the radius, 32 the angle, so
+that |z| reaches 6.6 (TensorFlow's op: 5.7). Large arrays are drawn by a
+function of their own that XLA compiles, in eager and graph mode too: 4 ns a
+number on one core, where the same by TensorFlow's operations takes 8 (its own
+op for normals 12), and within XLA on a CPU 30.
 """
 
 import functools
@@ -30,12 +30,11 @@ def standard_normal(
         shape: Shape of the result.
     """
     count = math.prod(shape)
-    blocks = -(-count // 4)
     if count < _COMPILED_FROM:
-        waves = _normals(words_by_op(key, nonce, blocks))
-        numbers = tf.reshape(tf.stack(waves, -1), [-1])
+        waves = _normals(words_by_op(key, nonce, -(-count // 2)))
+        numbers = tf.concat(waves, 0)
     else:
-        numbers = _compiled(blocks)(key, nonce)
+        numbers = _compiled(-(-count // 4))(key, nonce)
     return tf.reshape(numbers[:count], shape)
 
 
@@ -45,21 +44,16 @@ def _compiled(blocks: int) -> Callable[[tf.Tensor, tf.Tensor], tf.Tensor]:
 
     XLA on a CPU makes one vectorised loop of what has one result, hence a pair
     of floats as one word. Whatever comes after would be drawn into that loop
-    and do all of it anew for each of its own results; the `while`, which ends
-    after one turn whatever the key is, stands between.
+    and do all of it anew for each of its own results; the `cond`, whose outcome
+    is known to us and not to XLA, stands between.
     """
 
     def draw(key: tf.Tensor, nonce: tf.Tensor) -> tf.Tensor:
-        def turn(*_: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            words = words_by_rounds(key, nonce, blocks)
-            return key, _packed(*_normals(words))
-
-        # NaN: numbers that were never drawn must not pass for noise.
-        nothing = tf.fill([2, blocks], math.nan)
-        _, pairs = tf.while_loop(
-            lambda done, _: tf.not_equal(done, key),
-            turn,
-            [tf.bitwise.invert(key), _packed(nothing, nothing)],
+        pairs = tf.cond(
+            tf.not_equal(tf.bitwise.invert(key), key),
+            lambda: _packed(*_normals(words_by_rounds(key, nonce, blocks))),
+            # Never taken; zeros must not pass for noise.
+            lambda: _packed(*[tf.fill([2, blocks], math.nan)] * 2),
         )
         return tf.reshape(tf.bitcast(pairs, tf.float32), [-1])
 

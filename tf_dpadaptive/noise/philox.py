@@ -18,33 +18,40 @@ _PHILOX = 1
 Words = tuple[tf.Tensor, tf.Tensor]
 
 
-def words_by_op(key: tf.Tensor, nonce: tf.Tensor, blocks: int) -> Words:
-    """Returns two pairs of words a block, by TensorFlow's op.
+def words_by_op(key: tf.Tensor, nonce: tf.Tensor, pairs: int) -> Words:
+    """Returns pairs of words by TensorFlow's op.
 
     Args:
         key: uint64 scalar.
         nonce: uint64 scalar: the upper half of the counter. The lower half
-            counts the blocks.
-        blocks: How many.
+            counts the blocks of four words.
+        pairs: How many.
 
     Returns:
-        The first and the second words of the pairs, uint32 (2, blocks).
+        The first and the second words, uint32 (pairs,).
     """
     words = tf.raw_ops.StatelessRandomUniformFullIntV2(
-        shape=[blocks, 2, 2],
+        shape=[2, pairs],
         key=tf.reshape(key, [1]),
         counter=tf.stack([tf.zeros([], tf.uint64), nonce]),
         alg=_PHILOX,
         dtype=tf.uint32,
     )
-    first, second = tf.unstack(tf.transpose(words), num=2)
+    first, second = tf.unstack(words, num=2)
     return first, second
 
 
 def words_by_rounds(key: tf.Tensor, nonce: tf.Tensor, blocks: int) -> Words:
-    """Returns the same words by elementwise operations, for XLA.
+    """Returns pairs of the same words by elementwise operations, for XLA.
 
-    See `words_by_op`.
+    Args:
+        key: As for `words_by_op`.
+        nonce: As for `words_by_op`.
+        blocks: Blocks of four words.
+
+    Returns:
+        The first and the second words of the two pairs of each block,
+        uint32 (2, blocks).
     """
     xor = tf.bitwise.bitwise_xor
     keys = tf.unstack(tf.bitcast(key, tf.uint32), num=2)

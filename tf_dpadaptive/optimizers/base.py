@@ -8,11 +8,11 @@ that is already private:
                                      with which sensitivity
     rule(lr, t, *estimates, *slots)  one variable: (what to subtract, new slots)
 
-The training step calls `release` (÷B, releases, + noise: the privacy boundary)
-and then `update` (un-scale, add data-free penalties, rule, Keras' own weight
-decay, EMA, constraints). No other way into the optimizer applies a gradient:
-every public entry of a Keras optimizer raises, and a model whose ledger has not
-booked what these two did states no ε.
+The training step calls `next_noise`, then `release` (÷B, releases, + noise: the
+privacy boundary) and `update` (un-scale, add data-free penalties, rule, Keras'
+own weight decay, EMA, constraints). No other way into the optimizer applies a
+gradient: every public entry of a Keras optimizer raises, and a model whose
+ledger has not booked what these did states no ε.
 """
 
 import uuid
@@ -122,21 +122,41 @@ class DPOptimizer(Seams):
         """How many updates have drawn noise from this optimizer's secret."""
         return int(self._keys.step.numpy())
 
+    def next_noise(self) -> list[list[tf.Tensor]]:
+        """Draws the noise of one update and moves the noise step on.
+
+        Returns:
+            A list a release: standard noise, one tensor a variable. Empty
+            where the plan adds none. As secret as the raw gradients.
+        """
+        step = self._keys.step.read_value()
+        noises: list[list[tf.Tensor]] = []
+        if self.plan.noise_multiplier:
+            noises = [list(stream.next(step)) for stream in self._streams]
+        # No noise is used before the noise step has moved on.
+        moved = self._keys.step.assign_add(1, read_value=False)
+        with tf.control_dependencies([] if moved is None else [moved]):
+            return [[tf.identity(z) for z in noise] for noise in noises]
+
     def release(
-        self, clipped_sum: Mapping[int, tf.Tensor]
+        self,
+        clipped_sum: Mapping[int, tf.Tensor],
+        noises: Sequence[Sequence[tf.Tensor]] | None = None,
     ) -> list[dict[int, tf.Tensor]]:
-        """Divides by B, adds noise and moves the noise step on.
+        """Divides by B and adds noise.
 
         Args:
             clipped_sum: Raw sums of clipped contributions, by position.
+            noises: What `next_noise` returned for this update; None calls it.
 
         Returns:
             One noisy dictionary a release. From here on nothing is raw.
         """
+        if noises is None:
+            noises = self.next_noise()
         mean = {i: s / self.batch_size for i, s in clipped_sum.items()}
         sigma = float(self.plan.noise_multiplier)
         released = []
-        step = self._keys.step.read_value()
         for place, query in enumerate(self.releases(mean)):
             if query.sensitivity is None and self.private:
                 raise RuntimeError(
@@ -146,18 +166,12 @@ class DPOptimizer(Seams):
             if sigma == 0.0 or query.sensitivity is None:
                 released.append(dict(query.values))
                 continue
-            noise = self._streams[place].next(step)
+            noise = noises[place]
             stddev = sigma * query.sensitivity
             released.append(
                 {i: v + stddev * noise[i] for i, v in query.values.items()}
             )
-        # No weight is written before the noise step has moved on.
-        moved = self._keys.step.assign_add(1, read_value=False)
-        with tf.control_dependencies([] if moved is None else [moved]):
-            return [
-                {i: tf.identity(v) for i, v in values.items()}
-                for values in released
-            ]
+        return released
 
     def update(
         self,

@@ -60,6 +60,7 @@ class DPMicroAdam(DPOptimizer):
         functions of released gradients.
     """
 
+    elementwise = False
     hyperparameters = (
         "density",
         "window",

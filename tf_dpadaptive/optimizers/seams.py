@@ -46,6 +46,9 @@ class Seams(GuardedOptimizer):
     #: Whether gradients of data-free penalties join the estimate, as in Keras;
     #: False adds η times them to the update beside the rule.
     penalty_in_estimate: ClassVar[bool] = True
+    #: Whether `rule` treats each coordinate by itself. XLA on a CPU makes one
+    #: pass of such a rule, and is slow where one sorts or scatters.
+    elementwise: ClassVar[bool] = True
     #: Number of releases a step; together they are one Gaussian of the plan.
     num_releases: ClassVar[int] = 1
 

@@ -1,6 +1,6 @@
 """The private step: joins engine, noise and rule. Everything else is elsewhere.
 
-Raw quantities live between the engine and `release`; what is shown of them
+Raw quantities live between the engine and `finish`; what is shown of them
 (loss and metrics of `fit`) is not covered by ε and outlives no epoch.
 """
 
@@ -12,6 +12,7 @@ from tf_dpadaptive.batch import Batch
 from tf_dpadaptive.clipping.engine import Chunk
 from tf_dpadaptive.clipping.example import penalty_gradients, public_gradient
 from tf_dpadaptive.training import diagnostics
+from tf_dpadaptive.training.finish import finish
 from tf_dpadaptive.training.shown import show
 from tf_dpadaptive.training.weight_state import advance_weight_state
 
@@ -34,10 +35,10 @@ def private_step(model: Any, batch: Batch) -> dict[str, Any]:
     )
     clip_norm = tf.convert_to_tensor(optimizer.clip_norm(), tf.float32)
     clipped = setup.clipped_sum(values, rows, clip_norm, geometry)
-    released = optimizer.release(clipped.total)
-    # ═════════ privacy boundary: the update below sees `released` alone ═════
+    penalties = penalty_gradients(model)
     advance_weight_state(model, setup, batch)
-    optimizer.update(released, geometry, penalty_gradients(model))
+    # The privacy boundary lies in there.
+    finish(model, clipped.total, geometry, penalties)
     logs = show(model, batch, clipped)
     if model.private.diagnostics:
         logs = {**logs, **diagnostics.of_step(batch, clipped, clip_norm)}
