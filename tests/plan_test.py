@@ -9,6 +9,7 @@ import keras
 import numpy as np
 import pytest
 
+import tf_dpadaptive as dpa
 from tests.banded_noise import Banded, Full
 from tf_dpadaptive.noise.independent import Independent
 from tf_dpadaptive.plan import PrivacyPlan
@@ -224,6 +225,19 @@ class TestCalibrate:
         assert 0.99 * target <= made.epsilon() <= target
         assert (made.sampling, made.noise) == (sampling, noise)
         assert made.num_steps == 500
+
+    def test_warns_of_correlated_noise_with_poisson_samples(self):
+        # Each example is charged with all 46 updates: an ε of 3 takes much.
+        with pytest.warns(UserWarning, match="sampling='shuffled'"):
+            made = PrivacyPlan.calibrate(
+                epsilon=3.0,
+                delta=1e-4,
+                num_examples=1437,
+                expected_batch_size=64,
+                epochs=2,
+                noise=dpa.noise.SquareRoot(),
+            )
+        assert made.epsilon() <= 3.0
 
     def test_epochs_round_up_to_steps(self):
         numbers = {

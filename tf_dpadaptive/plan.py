@@ -216,6 +216,14 @@ class PrivacyPlan:
             delta=delta,
             adjacency=adjacency,
         )
+        if plan.noise.correlated and sampling == "poisson":
+            warnings.warn(
+                f"noise={plan.noise!r} with sampling='poisson' is charged as "
+                "if an example took part in every update, without "
+                "amplification: much noise. Choose sampling='shuffled', or "
+                "'cyclic_poisson' with banded noise.",
+                stacklevel=2,
+            )
         sigma = calibration.smallest_noise_multiplier(
             lambda s: dataclasses.replace(plan, noise_multiplier=s).epsilon(),
             float(epsilon),
