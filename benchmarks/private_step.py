@@ -9,11 +9,12 @@ process, after three steps each to warm up, for at least `--steps` steps and a
 second; medians are reported. Peak memory is the private step's own, before the
 plain step exists; that of the plain step comes from a process of its own
 (`--clipping none`). Data is random; Adam, learning rate 1e-3, clip norm 1,
-noise multiplier 1 (`shared/reference/bench_tasks.md`).
+noise multiplier 1.
 
 With `--workdir` every task (or that of `--task`), batch size and kind of step
-(DPAdam, StP, the vectorized engine) runs in a process of its own, and the table
-`private_step.md`, `.json` and the picture `.png` are written there.
+(DPAdam, the same with both steps under XLA, StP, the vectorized engine) runs in
+a process of its own, and the table `private_step.md`, `.json` and the picture
+`.png` are written there.
 """
 
 import argparse
@@ -44,7 +45,7 @@ TOKENS, MASKED, VOCABULARY = 128, 19, 30522
 
 
 def build(task: str) -> Any:
-    """The model of a task (`bench_tasks.md`)."""
+    """The model of a task."""
     import keras
     from keras import layers
 

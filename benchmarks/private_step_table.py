@@ -15,6 +15,7 @@ from typing import Any
 #: Kinds of private step: name in the table -> arguments.
 KINDS = {
     "DPAdam": ["--optimizer", "DPAdam"],
+    "DPAdam, XLA": ["--jit", "on"],
     "StP": ["--optimizer", "DPAdamScaleThenPrivatize"],
     "vectorized": ["--clipping", "vectorized"],
 }
@@ -124,7 +125,8 @@ def _save(workdir: pathlib.Path, rows: Sequence[dict[str, Any]]) -> None:
 def _measured(
     workdir: pathlib.Path, task: str, batch: int, steps: int, kind: str
 ) -> dict[str, Any]:
-    path = workdir / f"{task}-{batch}-{kind}.json"
+    name = f"{task}-{batch}-{kind}".replace(", ", "-")
+    path = workdir / f"{name}.json"
     command = [sys.executable, "-m", "benchmarks.private_step"]
     command += ["--task", task, "--batch", str(batch), "--steps", str(steps)]
     command += ["--json", str(path)]

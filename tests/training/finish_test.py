@@ -121,6 +121,15 @@ class CompiledTest:
             build.flat(got), build.flat(want), rtol=1e-3, atol=1e-4
         )
 
+    def test_with_several_steps_an_execution(self, compiles, monkeypatch):
+        build.replay_noise(monkeypatch)
+        got, want = train(adam, steps_per_execution=3), train(adam)
+        assert compiles and all(compiles)
+        assert got.optimizer.noise_step == got.ledger.updates == 4
+        np.testing.assert_allclose(
+            build.flat(got), build.flat(want), rtol=1e-4, atol=1e-5
+        )
+
     def test_noise_is_fresh_in_every_step(self, compiles):
         # A clip so small that each update is the noise alone.
         plan = build.plan(1.0)
