@@ -181,3 +181,51 @@ def test_the_geometry_of_the_optimizer_passes() -> None:
     model.private.checked.clear()
     model.fit(*build.data(), verbose=0)
     assert model.ledger.updates == 3
+
+
+class _MixesManyRows(keras.layers.Layer):
+    """Subtracts the mean of the batch where there are more than 16 rows."""
+
+    def call(self, x: Any) -> Any:
+        many = tf.shape(x)[0] > 16
+        return tf.where(many, x - tf.reduce_mean(x, 0, keepdims=True), x)
+
+    def compute_output_shape(self, shape: Any) -> Any:
+        return shape
+
+
+@pytest.mark.parametrize("rows", [1, 2, 32])
+def test_a_small_first_batch_shows_what_large_ones_do(rows: int) -> None:
+    model = build.compiled(
+        keras.Sequential(
+            [keras.Input((4,)), _MixesManyRows(), keras.layers.Dense(3)]
+        ),
+        build.sgd(1.0, batch=32),
+        self_check=True,
+    )
+    before = build.flat(model)
+    x, y = build.data(32)
+    with pytest.raises((WrongGradients, ValueError)):
+        model.train_on_batch(x[:rows], y[:rows])
+    np.testing.assert_array_equal(build.flat(model), before)
+
+
+def test_steps_that_cancel_are_clipped() -> None:
+    # One layer on two inputs nearly alike, outputs subtracted: what is left
+    # of the gradient is far below the rounding of its terms.
+    shared = keras.layers.Dense(1)
+    one, two = keras.Input((10_000,)), keras.Input((10_000,))
+    model = build.compiled(
+        keras.Model([one, two], shared(one) - shared(two)),
+        build.sgd(batch=1, clip=1.0),
+        loss=lambda y, p: 1e6 * tf.reduce_sum(p, -1),
+        run_eagerly=False,
+        jit_compile=False,
+    )
+    for scale, apart in ((1.1, 2e-3), (1.3, 5e-3), (1.7, 1e-2)):
+        x = np.full((1, 10_000), scale, np.float32)
+        other = (x * (1 + apart)).astype(np.float32)
+        before = build.flat(model)
+        model.train_on_batch([x, other], np.zeros((1, 1), np.float32))
+        moved = np.linalg.norm(build.flat(model) - before)
+        assert 0.99 < moved < 1.001

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tf_dpadaptive.batch import Batch
@@ -54,7 +55,11 @@ def check_engine(model: Any, elements: Iterable[Any]) -> None:
         state.prepare(model, batch)
         setup = state.setup
         if isinstance(setup.engine, LayerwiseEngine):
-            rows = rows[: setup.rows_at_once]
+            # Some layers mix examples in large batches only: as many rows as
+            # any batch may have, by repetition.
+            largest = model.optimizer.plan.max_batch_size
+            largest = min(setup.rows_at_once or largest, largest)
+            rows = tf.constant(np.resize(rows.numpy(), largest))
             met = tf.nest.map_structure(
                 lambda t, rows=rows: None if t is None else tf.gather(t, rows),
                 batch,

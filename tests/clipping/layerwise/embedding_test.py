@@ -10,7 +10,7 @@ from tests.clipping.layerwise.compare import (
     compiled,
 )
 from tf_dpadaptive.clipping.example import ExampleLoss
-from tf_dpadaptive.clipping.layerwise import LayerwiseEngine
+from tf_dpadaptive.clipping.layerwise import LayerwiseEngine, registry
 from tf_dpadaptive.clipping.layerwise.forms import VariableGradient, gather
 from tf_dpadaptive.clipping.layerwise.norms import squared_norms
 from tf_dpadaptive.clipping.layerwise.products import Local
@@ -92,6 +92,16 @@ class ReversibleEmbeddingTest:
         table.enable_lora(2)
         model = compiled(model, model.loss)
         assert_same(model, ids, ids[:, ::-1])
+
+    def test_the_one_of_keras_hub_has_the_rule_too(self):
+        import keras_hub
+
+        layer = keras_hub.layers.ReversibleEmbedding(7, 3)
+        found = registry.find_rule(layer)
+        assert found is not None
+        assert found == registry.find_rule(
+            keras.layers.ReversibleEmbedding(7, 3)
+        )
 
     def test_reverse_alone(self):
         inputs = keras.Input((4, 3))

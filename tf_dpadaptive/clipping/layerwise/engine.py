@@ -18,7 +18,10 @@ from tf_dpadaptive.clipping.geometry import Geometry
 from tf_dpadaptive.clipping.layerwise import passes
 from tf_dpadaptive.clipping.layerwise.norms import settle, squared_norms
 from tf_dpadaptive.clipping.layerwise.plan import NotLayerwise, Plan
-from tf_dpadaptive.clipping.layerwise.products import Local
+from tf_dpadaptive.clipping.layerwise.products import (
+    Local,
+    matmul_rounding,
+)
 from tf_dpadaptive.clipping.layerwise.sums import (
     rows_of,
     select,
@@ -103,7 +106,7 @@ class LayerwiseEngine:
         }
         norms = tf.sqrt(tf.add_n(list(squares.values())))
         factors = clip_factors(
-            norms * (1 + _product_rounding()), chunk.real, clip_norm
+            norms * (1 + matmul_rounding()), chunk.real, clip_norm
         )
         clean = select(list(gradients.values()), tf.math.is_finite(norms))
         total = {}
@@ -183,16 +186,6 @@ class LayerwiseEngine:
             f"No way to handle {self._example.model.name!r} layer by layer "
             f"was found in {_MOST_PASSES} trials."
         )
-
-
-def _product_rounding() -> float:
-    """Bound on the relative error of norms and sums made by products.
-
-    GPUs may round the factors of float32 matrix products to 10 bits (TF32).
-    """
-    if not tf.config.experimental.tensor_float_32_execution_enabled():
-        return 0.0
-    return 2.0**-9 if tf.config.list_physical_devices("GPU") else 0.0
 
 
 def _signature(chunk: Chunk, rows: int | None) -> Any:

@@ -97,8 +97,7 @@ def _gather(
 
     e are the look-ups, o the other use of a tied table (or nothing).
     """
-    exact = not outers
-    kind = tf.float64 if exact else tf.float32
+    kind = tf.float64  # the terms may cancel
     flat = [None if t is None else tf.reshape(t, [shape[0], -1]) for t in local]
     scale, centre = flat
     ids, rows = _distinct(gather)
@@ -107,9 +106,12 @@ def _gather(
     other = None
     if outers:
         (outer,) = outers
-        base = norms_of_products(outer, local)
+        base = tf.cast(norms_of_products(outer, local), kind)
         columns = tf.gather(outer.left[:, 0], ids, axis=2, batch_dims=1)
-        other = tf.matmul(columns, outer.right[:, 0], transpose_a=True)
+        columns, right = (
+            tf.cast(t, kind) for t in (columns, outer.right[:, 0])
+        )
+        other = tf.matmul(columns, right, transpose_a=True)
     if centre is not None:
         at = tf.cast(tf.gather(centre, ids), kind)
         other = -at if other is None else other - at
@@ -124,7 +126,7 @@ def _gather(
     if other is None or base is None:
         return tf.cast(own, tf.float32)
     cross = 2 * tf.reduce_sum(rows * other, [1, 2])
-    margin = MARGIN_64 if exact else MARGIN_32
+    margin = MARGIN_32 if outers else MARGIN_64
     return with_margin([base, cross, own], margin)
 
 

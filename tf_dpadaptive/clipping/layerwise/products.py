@@ -4,7 +4,7 @@ Three ways, by cost:
 
 * one step: ‖a‖²‖b‖²; with a scale (a²)ᵀ S² (b²); with a centre the expansion
   ‖s g‖² - 2⟨s² m, g⟩ + ‖s m‖², accumulated in float64 because it cancels;
-* the Gram form Σ_{t,u} ⟨a_t, a_u⟩⟨b_t, b_u⟩, for few steps t;
+* the Gram form Σ_{t,u} ⟨a_t, a_u⟩⟨b_t, b_u⟩ in float64, for few steps t;
 * forming the gradients of some examples (or some rows of a large matrix) at a
   time, and dropping them.
 
@@ -25,8 +25,23 @@ MARGIN_32 = 1e-6
 MARGIN_64 = 1e-14
 """The same of a float64 sum."""
 
+_ROUNDING_32 = 2.0**-22
+"""What adding up a_t ⊗ b_t in float32 may add to the norm of the sum, relative
+to Σ ‖a_t‖‖b_t‖."""
+
+_GRAM_ROUNDING = 2.0**-16
+"""Bound on the rounding of float32 inner products of long rows, relative to
+‖a‖‖b‖; 180 · 2⁻²⁴ was the worst seen with constant rows of 30,000 to 100,000."""
+
+_MANY, _LONG = 9, 4096
+"""Steps and entries of a row from which the bound holds (XLA adds up one after
+the other in smaller products), and float64 takes too long."""
+
 _TRAFFIC = 90
 """What writing and reading a float costs, in floating-point operations."""
+
+_DOUBLE = 4
+"""What the Gram form costs an operation, since it is in float64."""
 
 
 class Local(NamedTuple):
@@ -77,15 +92,25 @@ def _product(outer: Outer) -> tf.Tensor:
             for t in (outer.left, outer.right)
         ]
 
-    # Squares below 1.2e-38 vanish: beside a sum of 1e-20 that is nothing, and
-    # with a factor of at most 1e5 it is nothing beside any clip norm.
     narrow = squares(tf.float32)
-    both = tf.concat(narrow, 0)
-    within = (both <= 1e10) & ((both >= 1e-20) | tf.equal(both, 0.0))
     return tf.cond(
-        tf.reduce_all(within),
+        _in_range(narrow),
         lambda: _joined(narrow) * (1 + MARGIN_32),
         lambda: tf.cast(_joined(squares(tf.float64)), tf.float32),
+    )
+
+
+def _in_range(squares: list[tf.Tensor]) -> tf.Tensor:
+    """Whether no square has left float32's range.
+
+    Squares below 1.2e-38 vanish: beside a sum of 1e-20 that is nothing, and
+    with a factor of at most 1e4 it is nothing beside any clip norm.
+    """
+    return tf.reduce_all(
+        [
+            tf.reduce_all((s <= 1e8) & ((s >= 1e-20) | tf.equal(s, 0.0)))
+            for s in squares
+        ]
     )
 
 
@@ -143,20 +168,54 @@ def _unit(tensor: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
 
 
 def _gram(outer: Outer) -> tf.Tensor:
-    """Σ_{t,u} ⟨a_t, a_u⟩⟨b_t, b_u⟩, some examples at a time."""
+    """Σ_{t,u} ⟨a_t, a_u⟩⟨b_t, b_u⟩, some examples at a time.
 
-    def function(tensors: tuple[tf.Tensor, tf.Tensor]) -> tf.Tensor:
-        left, right = tensors
-        products = tf.matmul(left, left, transpose_b=True) * tf.matmul(
-            right, right, transpose_b=True
+    In float64: steps may cancel (a layer called on two inputs whose outputs
+    are subtracted), and what is left is far below the rounding of float32.
+    Where many long rows make that slow, float32 comes first.
+    """
+    groups, rows, columns = outer.view.matrix
+    steps = outer.steps or 128
+    each = 8 * groups * steps * (3 * steps + rows + columns)
+
+    def wide() -> tf.Tensor:
+        return chunks.over_examples(
+            _gram_in_double, (outer.left, outer.right), each
         )
-        total = tf.reduce_sum(products, [1, 2, 3])
-        size = tf.reduce_sum(tf.abs(products), [1, 2, 3])
-        return tf.maximum(total, 0) + MARGIN_32 * size
 
-    groups, _, _ = outer.view.matrix
-    each = 12 * groups * (outer.steps or 128) ** 2
-    return chunks.over_examples(function, (outer.left, outer.right), each)
+    if steps < _MANY or max(rows, columns) < _LONG or matmul_rounding():
+        return wide()
+    products = [
+        tf.matmul(t, t, transpose_b=True) for t in (outer.left, outer.right)
+    ]
+    total = tf.reduce_sum(products[0] * products[1], [1, 2, 3])
+    squares = [tf.linalg.diag_part(product) for product in products]
+    sizes = tf.sqrt(squares[0] * squares[1])
+    doubt = 2 * _GRAM_ROUNDING * tf.square(tf.reduce_sum(sizes, [1, 2]))
+    sure = _in_range(squares) & tf.reduce_all(doubt <= 1e-3 * total)
+    return tf.cond(sure, lambda: total + doubt, wide)
+
+
+def _gram_in_double(tensors: tuple[tf.Tensor, tf.Tensor]) -> tf.Tensor:
+    left, right = (tf.cast(t, tf.float64) for t in tensors)
+    products = tf.matmul(left, left, transpose_b=True) * tf.matmul(
+        right, right, transpose_b=True
+    )
+    total = tf.reduce_sum(products, [1, 2, 3])
+    sizes = tf.sqrt(tf.linalg.diag_part(products))
+    margin = _ROUNDING_32 * tf.reduce_sum(sizes, [1, 2])
+    norm = tf.sqrt(tf.maximum(total, 0)) + margin
+    return tf.cast(tf.square(norm), tf.float32)
+
+
+def matmul_rounding() -> float:
+    """Bound on the relative error of norms and sums made by products.
+
+    GPUs may round the factors of float32 matrix products to 10 bits (TF32).
+    """
+    if not tf.config.experimental.tensor_float_32_execution_enabled():
+        return 0.0
+    return 2.0**-9 if tf.config.list_physical_devices("GPU") else 0.0
 
 
 def _formed_in_tiles(outer: Outer, local: Local) -> tf.Tensor:
@@ -219,7 +278,7 @@ def with_margin(terms: list[tf.Tensor], margin: float) -> tf.Tensor:
 
 def _gram_cost(outer: Outer) -> int:
     _, rows, columns = outer.view.matrix
-    return 2 * (outer.steps or 128) ** 2 * (rows + columns)
+    return 2 * _DOUBLE * (outer.steps or 128) ** 2 * (rows + columns)
 
 
 def _gram_pays(outer: Outer) -> bool:

@@ -120,6 +120,8 @@ _HARMLESS = {
     "__annotations__",
     "__firstlineno__",
     "__static_attributes__",
+    "_api_export_path",  # of the export decorators of Keras and keras-hub
+    "_api_export_symbol_id",
     "get_config",
     "from_config",
 }
