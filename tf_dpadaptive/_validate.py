@@ -6,7 +6,7 @@ from typing import Any
 #: Below this a clip norm means nothing in float32: squares of entries below
 #: 1e-19 are flushed to zero, and a gradient of many such entries is longer than
 #: its computed norm.
-SMALLEST_CLIP_NORM = 1e-12
+SMALLEST_CLIP_NORM = 1e-10
 
 
 def _number(name: str, value: Any, condition: str) -> float:

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 from scipy import stats
 
-from tf_dpadaptive.noise import philox
+from tf_dpadaptive.noise import gaussian, philox
 from tf_dpadaptive.noise.gaussian import standard_normal
 
 
@@ -80,11 +80,22 @@ class StandardNormalTest:
         else:
             first, second = words.reshape(-1, 2, 2).transpose(2, 1, 0)
         unit = np.maximum(np.abs(first), 0.5) / 2**31
+        unit = np.minimum(unit, 1 - 2.0**-24)
         length, turned = np.sqrt(-2 * np.log(unit)), second * np.pi / 2**31
         waves = [length * np.cos(turned), length * np.sin(turned)]
         want = np.ravel(np.stack(waves, 0 if size < 2**14 else -1))[:size]
         got = drawn(key, (size,), nonce)
         np.testing.assert_allclose(got, want, rtol=2e-6, atol=2e-6)
+
+    def test_no_pair_is_without_noise(self):
+        # The words that round to a unit of 1 and would have a radius of 0.
+        words = np.uint32([2**31 - 1, 2**31, 2**31 + 1, 2**31 - 65, 0])
+        angles = np.uint32([0, 2**30, 5, 2**31, 77])
+        pair = gaussian._normals((tf.constant(words), tf.constant(angles)))
+        radius = np.hypot(*(wave.numpy() for wave in pair))
+        assert np.all(radius[:4] > 3e-4)
+        assert np.all(radius[:4] < 4e-4)
+        assert 6.5 < radius[4] < 6.7
 
 
 class PhiloxTest:

@@ -259,7 +259,7 @@ class UnknownPastTest:
             lambda: spend(other, 1),
             lambda: other.train_on_batch(X[:8], Y[:8]),
         ):
-            with pytest.raises(ValueError, match="3 updates.*ledger knows 0"):
+            with pytest.raises(ValueError, match=r"3 step\(s\) of which"):
                 train()
         assert build.unchanged(other, before)
 
@@ -284,7 +284,7 @@ class UnknownPastTest:
             )
         other = model_of(plan)
         other.optimizer.build(other.trainable_variables)
-        with pytest.raises(ValueError, match="4 updates.*ledger knows 0"):
+        with pytest.raises(ValueError, match=r"4 step\(s\) of which"):
             other.fit(
                 plan.batches(X, Y), epochs=2, callbacks=[backup()], verbose=0
             )
@@ -302,7 +302,7 @@ class UnknownPastTest:
         tf.train.Checkpoint(model=other, optimizer=other.optimizer).restore(
             path
         )
-        with pytest.raises(ValueError, match="2 updates.*ledger knows 0"):
+        with pytest.raises(ValueError, match=r"2 step\(s\) of which"):
             spend(other, 1)
 
 

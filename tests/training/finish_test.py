@@ -124,7 +124,8 @@ class CompiledTest:
     def test_with_several_steps_an_execution(self, compiles, monkeypatch):
         build.replay_noise(monkeypatch)
         got, want = train(adam, steps_per_execution=3), train(adam)
-        assert compiles and all(compiles)
+        assert compiles
+        assert all(compiles)
         assert got.optimizer.noise_step == got.ledger.updates == 4
         np.testing.assert_allclose(
             build.flat(got), build.flat(want), rtol=1e-4, atol=1e-5

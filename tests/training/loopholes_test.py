@@ -311,17 +311,24 @@ def test_outputs_need_a_row_an_example() -> None:
 
 
 @pytest.mark.parametrize("way", ["release", "update"])
-def test_no_epsilon_of_what_the_ledger_does_not_know(way: str) -> None:
+@pytest.mark.parametrize("again", [False, True])
+def test_no_epsilon_of_what_the_ledger_does_not_know(
+    way: str, again: bool
+) -> None:
     model = compiled(optimizer=sgd(1.0))
     model.fit(_batches(model.optimizer.plan), verbose=0)
     assert np.isfinite(model.epsilon())
+    if again:  # steps of another optimizer do not hide those of this one
+        model.compile(sgd(1.0), loss=labels_loss(), run_eagerly=True)
+        model.optimizer.build(model.trainable_variables)
+        assert np.isfinite(model.epsilon())
     zeros = {
         i: tf.zeros(v.shape) for i, v in enumerate(model.trainable_variables)
     }
     released = model.optimizer.release(zeros)
     if way == "update":
         model.optimizer.update(released, model.optimizer.geometry(), {})
-    with pytest.raises(ValueError, match="of which the ledger knows 1"):
+    with pytest.raises(ValueError, match=r"1 step\(s\) of which the ledger"):
         model.epsilon()
     with pytest.raises(ValueError, match="No ε can be stated"):
         model.privacy_statement()

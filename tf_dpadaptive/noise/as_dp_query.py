@@ -48,7 +48,7 @@ def as_dp_query(
 
     Args:
         mechanism: The noise.
-        l2_norm_clip: ζ >= 1e-12. A record that is not finite counts as zero.
+        l2_norm_clip: ζ >= 1e-10. A record that is not finite counts as zero.
         noise_multiplier: σ >= 0, noise over the sensitivity ζ of one
             participation of one record (removed, added or zeroed; for replaced
             records give 2σ).

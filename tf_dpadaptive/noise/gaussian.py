@@ -77,6 +77,8 @@ def _normals(words: Words) -> list[tf.Tensor]:
     # |word| keeps all its bits as a float near 0, where the tail comes from.
     signed = tf.cast(tf.bitcast(first, tf.int32), tf.float32)
     unit = tf.maximum(tf.abs(signed), 0.5) * 2.0**-31
+    # A radius of 0 would be two coordinates without noise.
+    unit = tf.minimum(unit, 1 - 2.0**-24)
     radius = tf.sqrt(-2.0 * tf.math.log(unit))
     return [radius * wave for wave in _cosine_and_sine(second)]
 

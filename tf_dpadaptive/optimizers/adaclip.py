@@ -115,7 +115,9 @@ class AdaCliP(DPOptimizer):
     def geometry(self) -> Geometry:
         """Centre m, scale 1/b."""
         s = [ops.sqrt(v) for v in self.slot("variance")]
-        total = ops.sqrt(sum(ops.sum(part) for part in s))
+        # In float64: XLA on a CPU adds up one after the other.
+        sums = [ops.sum(ops.cast(part, "float64")) for part in s]
+        total = ops.cast(ops.sqrt(sum(sums)), "float32")
         return Geometry(
             scale=[1.0 / (ops.sqrt(part) * total) for part in s],
             centre=self.slot("mean"),

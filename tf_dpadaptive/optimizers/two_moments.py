@@ -27,10 +27,11 @@ def project(
     Projection does not increase distances. Poisson batches of more than B
     examples can have ||ḡ|| > ζ.
     """
-    norm = tf.sqrt(
-        tf.add_n([tf.reduce_sum(tf.square(v)) for v in mean.values()])
-    )
+    # In float64: XLA on a CPU adds up one after the other.
+    squares = [tf.square(tf.cast(v, tf.float64)) for v in mean.values()]
+    norm = tf.sqrt(tf.add_n([tf.reduce_sum(square) for square in squares]))
     factor = tf.minimum(1.0, radius / tf.maximum(norm, 1e-30))
+    factor = tf.cast(factor, tf.float32)
     return {i: factor * v for i, v in mean.items()}
 
 

@@ -87,14 +87,13 @@ def check_past(model: Any) -> None:
     optimizer = model.optimizer if model.compiled else None
     if optimizer is None or optimizer is not model.private.optimizer:
         return
-    done = max(int(optimizer.iterations), optimizer.noise_step)
-    known = model.private.ledger.updates
-    if done > known:
+    unknown = model.private.unknown_steps(optimizer)
+    if unknown > 0:
         raise ValueError(
-            f"The optimizer has taken {done} steps, of which the ledger knows "
-            f"{known}: `release` or `update` was called from outside, or its "
-            "state comes from a file without a ledger. No ε can be stated for "
-            "these weights."
+            f"The optimizer has taken {unknown} step(s) of which the ledger "
+            "does not know: `release` or `update` was called from outside, or "
+            "its state comes from a file without a ledger. No ε can be stated "
+            "for these weights."
         )
 
 
@@ -102,12 +101,13 @@ def continuity_reasons(model: Any) -> list[str]:
     """Returns whether the optimizer's past is unknown to ledger or noise."""
     optimizer, plan = model.optimizer, model.optimizer.plan
     iterations = int(optimizer.iterations)
-    known = model.private.ledger.updates
-    if iterations > known:
+    unknown = model.private.unknown_steps(optimizer)
+    if unknown > 0:
         return [
-            f"The optimizer has taken {iterations} updates, of which the "
-            f"ledger knows {known}: its state comes from a file without a "
-            "ledger (`load_weights`, BackupAndRestore, tf.train.Checkpoint). "
+            f"The optimizer has taken {unknown} step(s) of which the ledger "
+            "does not know: its state comes from a file without a ledger "
+            "(`load_weights`, BackupAndRestore, tf.train.Checkpoint), or "
+            "`release` or `update` was called from outside. "
             "Resume with `callbacks.Resumable` or `checkpoint.restore`, load "
             "with `keras.saving.load_model`, or compile a new optimizer."
         ]

@@ -103,6 +103,7 @@ def restore(model: Any, path: str | os.PathLike[str]) -> dict[str, Any]:
     model.ledger.abandon(meta["run_id"], _run_updates(meta))
     optimizer.run_id = meta["run_id"]
     model.ledger.merge(Ledger.from_config(meta["ledger"]))
+    model.private.settle_past(optimizer)
     optimizer.sampling.order = meta["sampler"]
     if model.private.sampler is not None:
         model.private.follow(model.private.sampler)

@@ -103,8 +103,11 @@ class PrivateTraining:
         state.setup = state.mixing = None
         state.checked = set()
         state.optimizer = optimizer
+        # A loaded optimizer's steps, which its ledger knows, are yet to come.
+        fresh = not optimizer.ledger.updates
         state.ledger.merge(optimizer.ledger)
         optimizer.ledger = state.ledger
+        state.settle_past(optimizer if fresh else None)
 
     def get_compile_config(self) -> Any:
         """Returns Keras' configuration, with the optimizer and its ledger.

@@ -86,6 +86,8 @@ class PrivateState:
         sampler: What samples the batches of the running fit; None where
             nobody knows.
         optimizer: What `compile` was given.
+        past: Steps of the optimizer and updates in the ledger when they last
+            were known to belong together.
         diagnostics: Whether steps show `nonprivate/` numbers in their logs.
     """
 
@@ -110,7 +112,25 @@ class PrivateState:
         self.stops_at_budget = False
         self.sampler: Any = None
         self.optimizer: Any = None
+        self.past = (0, 0)
         self.diagnostics = False
+
+    def settle_past(self, optimizer: Any) -> None:
+        """Takes optimizer and ledger as they stand for one another's.
+
+        Args:
+            optimizer: The optimizer; None where its steps may lie anywhere in
+                the ledger.
+        """
+        self.past = (0, 0)
+        if optimizer is not None:
+            self.past = (_steps(optimizer), self.ledger.updates)
+
+    def unknown_steps(self, optimizer: Any) -> int:
+        """Steps of the optimizer that the ledger has not booked, if > 0."""
+        steps, updates = _steps(optimizer), self.ledger.updates
+        since = (steps - self.past[0]) - (updates - self.past[1])
+        return max(steps - updates, since)
 
     def follow(self, sampler: Any) -> None:
         """Goes on with the run's order of sampling, where it stands.
@@ -184,6 +204,10 @@ class PrivateState:
         if rows is None or rows >= model.optimizer.plan.max_batch_size:
             return None
         return rows
+
+
+def _steps(optimizer: Any) -> int:
+    return max(int(optimizer.iterations), optimizer.noise_step)
 
 
 def _shows_outputs(model: Any) -> bool:

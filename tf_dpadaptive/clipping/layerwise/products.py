@@ -31,7 +31,7 @@ to Σ ‖a_t‖‖b_t‖."""
 
 _GRAM_ROUNDING = 2.0**-16
 """Bound on the rounding of float32 inner products of long rows, relative to
-‖a‖‖b‖; 180 · 2⁻²⁴ was the worst seen with constant rows of 30,000 to 100,000."""
+‖a‖‖b‖; 180 · 2⁻²⁴ was the worst seen, with 30,000 to 100,000 equal entries."""
 
 _MANY, _LONG = 9, 4096
 """Steps and entries of a row from which the bound holds (XLA adds up one after
