@@ -30,8 +30,7 @@ def project(
     # In float64: XLA on a CPU adds up one after the other.
     squares = [tf.square(tf.cast(v, tf.float64)) for v in mean.values()]
     norm = tf.sqrt(tf.add_n([tf.reduce_sum(square) for square in squares]))
-    factor = tf.minimum(1.0, radius / tf.maximum(norm, 1e-30))
-    factor = tf.cast(factor, tf.float32)
+    factor = tf.cast(radius / tf.maximum(norm, radius), tf.float32)
     return {i: factor * v for i, v in mean.items()}
 
 
