@@ -66,7 +66,7 @@ def test_two_updates_and_a_report(config, tmp_path):
 
 @pytest.mark.slow
 def test_long_run_learns_the_repeated_words(config, tmp_path):
-    config.train.update({"epochs": 2, "steps_per_epoch": 100})
+    config.train.update({"epochs": 3, "steps_per_epoch": 100})
     config.optimizer.learning_rate = 0.02
     config.privacy.noise_multiplier = 0.01
     made = runner.run(config, tmp_path / "run")
