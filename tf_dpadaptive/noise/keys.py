@@ -26,9 +26,8 @@ from typing import Any, NoReturn
 import numpy as np
 import tensorflow as tf
 
+from tf_dpadaptive.noise import philox
 from tf_dpadaptive.noise.gaussian import standard_normal
-
-_PHILOX = 1
 
 
 def _bits(value: Any) -> tf.Tensor:
@@ -37,13 +36,7 @@ def _bits(value: Any) -> tf.Tensor:
 
 def _prf(key: tf.Tensor, high: tf.Tensor, low: tf.Tensor) -> list[tf.Tensor]:
     """One Philox block: two uint64 words from a 64-bit key and 128 bits."""
-    block = tf.raw_ops.StatelessRandomUniformFullIntV2(
-        shape=[2],
-        key=tf.reshape(key, [1]),
-        counter=tf.stack([low, high]),
-        alg=_PHILOX,
-        dtype=tf.uint64,
-    )
+    block = philox.stream(key, low, high, [2], tf.uint64)
     return tf.unstack(block, num=2)
 
 

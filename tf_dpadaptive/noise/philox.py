@@ -7,6 +7,8 @@ Reference: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as
 1, 2, 3", SC 2011.
 """
 
+from collections.abc import Sequence
+
 import tensorflow as tf
 
 _MULTIPLIERS = 0xD2511F53, 0xCD9E8D57
@@ -30,15 +32,35 @@ def words_by_op(key: tf.Tensor, nonce: tf.Tensor, pairs: int) -> Words:
     Returns:
         The first and the second words, uint32 (pairs,).
     """
-    words = tf.raw_ops.StatelessRandomUniformFullIntV2(
-        shape=[2, pairs],
-        key=tf.reshape(key, [1]),
-        counter=tf.stack([tf.zeros([], tf.uint64), nonce]),
-        alg=_PHILOX,
-        dtype=tf.uint32,
-    )
+    low = tf.zeros([], tf.uint64)
+    words = stream(key, low, nonce, [2, pairs], tf.uint32)
     first, second = tf.unstack(words, num=2)
     return first, second
+
+
+def stream(
+    key: tf.Tensor,
+    low: tf.Tensor,
+    high: tf.Tensor,
+    shape: Sequence[int],
+    dtype: tf.DType,
+) -> tf.Tensor:
+    """Returns Philox' words from a counter on, by TensorFlow's op.
+
+    Args:
+        key: uint64 scalar.
+        low: uint64 scalar, the lower half of the counter.
+        high: uint64 scalar, its upper half.
+        shape: Shape of the result.
+        dtype: uint32, or uint64 for two words a number.
+    """
+    return tf.raw_ops.StatelessRandomUniformFullIntV2(
+        shape=shape,
+        key=tf.reshape(key, [1]),
+        counter=tf.stack([low, high]),
+        alg=_PHILOX,
+        dtype=dtype,
+    )
 
 
 def words_by_rounds(key: tf.Tensor, nonce: tf.Tensor, blocks: int) -> Words:

@@ -57,8 +57,7 @@ def check_engine(model: Any, elements: Iterable[Any]) -> None:
         if isinstance(setup.engine, LayerwiseEngine):
             # Some layers mix examples in large batches only: as many rows as
             # any batch may have, by repetition.
-            largest = model.optimizer.plan.max_batch_size
-            largest = min(setup.rows_at_once or largest, largest)
+            largest = setup.rows_at_once or model.optimizer.plan.max_batch_size
             rows = tf.constant(np.resize(rows.numpy(), largest))
             met = tf.nest.map_structure(
                 lambda t, rows=rows: None if t is None else tf.gather(t, rows),
