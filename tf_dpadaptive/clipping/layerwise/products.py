@@ -85,18 +85,11 @@ def norms_of_products(outer: Outer, local: Local) -> tf.Tensor:
 
 def _product(outer: Outer) -> tf.Tensor:
     """Σ_g ‖a_g‖²‖b_g‖²; in float64 where squares leave float32's range."""
-
-    def squares(kind: tf.DType) -> list[tf.Tensor]:
-        return [
-            tf.reduce_sum(tf.square(tf.cast(t, kind)), [2, 3])
-            for t in (outer.left, outer.right)
-        ]
-
-    narrow = squares(tf.float32)
+    narrow = _squares(outer, tf.float32)
     return tf.cond(
         _in_range(narrow),
         lambda: _joined(narrow) * (1 + MARGIN_32),
-        lambda: tf.cast(_joined(squares(tf.float64)), tf.float32),
+        lambda: tf.cast(_joined(_squares(outer, tf.float64)), tf.float32),
     )
 
 
@@ -112,6 +105,14 @@ def _in_range(squares: list[tf.Tensor]) -> tf.Tensor:
             for s in squares
         ]
     )
+
+
+def _squares(outer: Outer, kind: tf.DType) -> list[tf.Tensor]:
+    """‖a_g‖² and ‖b_g‖² of one step, (n, groups) each."""
+    return [
+        tf.reduce_sum(tf.square(tf.cast(t, kind)), [2, 3])
+        for t in (outer.left, outer.right)
+    ]
 
 
 def _joined(squares: list[tf.Tensor]) -> tf.Tensor:
@@ -135,11 +136,7 @@ def _centred_product(outer: Outer, local: Local) -> tf.Tensor:
     left, right = (tf.cast(t, tf.float64) for t in (outer.left, outer.right))
     centre = tf.cast(outer.view.to_matrix(local.centre), tf.float64)
     if local.scale is None:
-        own = tf.reduce_sum(
-            tf.reduce_sum(left * left, [2, 3])
-            * tf.reduce_sum(right * right, [2, 3]),
-            1,
-        )
+        own = _joined(_squares(outer, tf.float64))
         weighted = centre
     else:
         scale = tf.cast(outer.view.to_matrix(local.scale), tf.float64)
@@ -183,7 +180,9 @@ def _gram(outer: Outer) -> tf.Tensor:
             _gram_in_double, (outer.left, outer.right), each
         )
 
-    if steps < _MANY or max(rows, columns) < _LONG or matmul_rounding():
+    # Steps that are unknown may be few.
+    many = outer.steps is not None and outer.steps >= _MANY
+    if not many or max(rows, columns) < _LONG or matmul_rounding():
         return wide()
     products = [
         tf.matmul(t, t, transpose_b=True) for t in (outer.left, outer.right)
