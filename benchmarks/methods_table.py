@@ -53,7 +53,7 @@ BATCH_SIZE, SEARCH_BATCH_SIZE, EPOCHS = 1024, 256, 5
 GRID: Mapping[str, tuple[float, ...]] = {
     "sgd": (0.3, 1.0, 3.0, 10.0),
     "adam": (1e-3, 3e-3, 1e-2, 3e-2),
-    "adagrad": (1e-2, 3e-2, 1e-1, 3e-1),
+    "adagrad": (3e-3, 1e-2, 3e-2, 1e-1),
 }
 
 
