@@ -145,6 +145,36 @@ class MixingTest:
         assert not [line for line in lines if "tried out" in line]
 
 
+def texts(pool: Any, **embedding: Any) -> Any:
+    """A model of strings whose rows are padded to the longest of a batch."""
+    words = layers.TextVectorization(vocabulary=["a", "b"])
+    return keras.Sequential(
+        [
+            keras.Input((), dtype="string"),
+            words,
+            layers.Embedding(4, 3, **embedding),
+            pool,
+            layers.Dense(3),
+        ]
+    )
+
+
+class PaddedTextTest:
+    TEXTS = np.array(["a b"] * 8)
+
+    def test_mean_over_the_padding_is_refused(self):
+        found, _ = reasons(texts(layers.GlobalAveragePooling1D()), self.TEXTS)
+        assert len(found) == 1
+        assert "TextVectorization) mixes" in found[0]
+        assert "`output_sequence_length`" in found[0]
+
+    def test_mean_without_the_padding_passes(self):
+        model = texts(layers.GlobalAveragePooling1D(), mask_zero=True)
+        found, lines = reasons(model, self.TEXTS)
+        assert found == []
+        assert not [line for line in lines if "tried out" in line]
+
+
 class LossTest:
     @pytest.mark.parametrize(
         ("loss", "mixes"),

@@ -75,7 +75,8 @@ def _reason(layer: Any) -> str:
     return (
         f"{where}{kind} mixes the examples of a batch: the output of one row "
         "moves when another row changes. Normalise or pool within one example "
-        "instead."
+        "instead, and pad to one length for all batches (such as the "
+        "`output_sequence_length` of TextVectorization)."
     )
 
 
@@ -93,10 +94,10 @@ def _run(model: keras.Model, values: Sequence[Any], rows: Batch) -> Any:
         return model(rows.x)
 
 
-def _differ(first: Any, second: Any) -> bool:
-    """Whether rows other than the changed one have moved."""
+def _differ(first: Any, second: Any, lengths: bool = False) -> bool:
+    """Whether rows other than the changed one have moved, or grown."""
     return any(
-        _far(one[1:], other[1:])
+        _far(one[1:], other[1:]) or (lengths and one.shape != other.shape)
         for one, other in zip(
             tf.nest.flatten(first), tf.nest.flatten(second), strict=True
         )
@@ -110,7 +111,12 @@ def _has_rows(tensor: Any) -> bool:
 
 
 def _far(one: Any, other: Any) -> bool:
+    if isinstance(one, tf.RaggedTensor):
+        return one.to_list() != other.to_list()
     one, other = np.asarray(one), np.asarray(other)
+    # A batch that is padded to its longest row: what both of them have.
+    both = tuple(map(slice, np.minimum(one.shape, other.shape)))
+    one, other = one[both], other[both]
     if one.dtype.kind in "OSUb":
         return not np.array_equal(one, other)
     one, other = one.astype(np.float64), other.astype(np.float64)
@@ -161,7 +167,8 @@ def _culprit(
     for (layer, taken, given), (_, taken_2, given_2) in zip(
         first, second, strict=False
     ):
-        if not _differ(taken, taken_2) and _differ(given, given_2):
+        still = not _differ(taken, taken_2, lengths=True)
+        if still and _differ(given, given_2, lengths=True):
             return layer
     return None
 

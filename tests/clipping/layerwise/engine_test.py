@@ -125,6 +125,20 @@ class StructureTest:
         model = compiled(keras.Model(inputs, outputs))
         assert_same(model, *data(3, 4, out=(3, 3)), fallbacks=["folded"])
 
+    @pytest.mark.parametrize("split", ["whitespace", "character"])
+    def test_strings_that_are_split_in_the_model(self, split):
+        model = keras.Sequential(
+            [
+                keras.Input((), dtype="string"),
+                layers.TextVectorization(split=split, vocabulary=["a", "b"]),
+                layers.Embedding(4, 5, mask_zero=True),
+                layers.GlobalAveragePooling1D(),
+                layers.Dense(3),
+            ]
+        )
+        x = np.array(["a b", "b", "c a a", "", "b b c", "a"])
+        assert_same(compiled(model), x, data(4)[1])
+
     def test_rematerialised_layers(self):
         with keras.RematScope(mode="full"):
             model = mlp()

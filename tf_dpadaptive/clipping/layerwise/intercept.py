@@ -123,7 +123,7 @@ class Interception:
             rule = self._plan.rule(layer) if usual else None
             claimed = self._claims(frame, rule)
             if not claimed:
-                return original(*args, **kwargs)
+                return _with_rows(layer, args, original(*args, **kwargs))
             return self._unit(layer, original, rule, claimed, args, kwargs)
         finally:
             self._stack.pop()
@@ -275,6 +275,20 @@ class _LoggedReads(dict):
         value = super().get(key, default)
         self._log(key, value)
         return value
+
+
+def _with_rows(layer: Any, args: tuple[Any, ...], outputs: Any) -> Any:
+    """Gives back the number of rows where text processing forgets it.
+
+    Rules need to see that what a layer takes has a row an example. Splitting
+    strings goes through ragged tensors, whose shapes are unknown to tracing.
+    """
+    if not isinstance(layer, keras.layers.TextVectorization) or not args:
+        return outputs
+    rows = getattr(args[0], "shape", (None,))[:1]
+    if not tf.is_tensor(outputs) or rows[0] is None:
+        return outputs
+    return tf.ensure_shape(outputs, [rows[0], *outputs.shape[1:]])
 
 
 def _graph() -> Any:
