@@ -21,6 +21,15 @@ class Batch(NamedTuple):
     sample_weight: Any = None
     padding: Any = None
 
+    def __repr__(self) -> str:
+        """Also says who takes it: Keras shows this where it did not."""
+        parts = ", ".join(f"{k}={v!r}" for k, v in self._asdict().items())
+        return (
+            "a batch of `plan.batches`, which `fit` and `evaluate` of a model "
+            "take that went through `tf_dpadaptive.privatize(model)`: "
+            f"Batch({parts})"
+        )
+
     @property
     def size(self) -> tf.Tensor:
         """Number of rows, padding included; int32 scalar."""

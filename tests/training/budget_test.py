@@ -372,7 +372,7 @@ class PlanTest:
         rows = tf.data.Dataset.from_tensors((X[:6], Y[:6]))
         for train in (
             lambda: model.train_on_batch(X[:6], Y[:6]),
-            lambda: model.fit(X[:6], Y[:6], batch_size=6, verbose=0),
+            lambda: model.fit(X, Y, batch_size=6, steps_per_epoch=1, verbose=0),
             lambda: model.fit(rows, verbose=0),
         ):
             with pytest.warns(UserWarning, match="6 rows.*batch_size=8"):

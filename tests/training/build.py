@@ -74,7 +74,7 @@ def compiled(
         self_check=self_check,
     )
     model.compile(
-        sgd() if optimizer is None else optimizer,
+        sgd(num_examples=ROWS) if optimizer is None else optimizer,
         loss=labels_loss() if loss is None else loss,
         run_eagerly=run_eagerly,
         **arguments,

@@ -189,7 +189,7 @@ class PlainOptimizerTest:
         start = build.values(model)
         with pytest.raises(ValueError, match="compile"):
             model.fit(X, Y, verbose=0)
-        model.compile(build.sgd(1e3), build.labels_loss())
+        model.compile(build.sgd(1e3, num_examples=8), build.labels_loss())
         update = build.taken(
             model, lambda: model.fit(X, Y, batch_size=8, verbose=0)
         )

@@ -27,7 +27,9 @@ ROWS = build.ROWS
 
 
 def _model(**options: Any) -> Any:
-    return build.compiled(self_check=True, **options)
+    return build.compiled(
+        **{"optimizer": build.sgd(), "self_check": True, **options}
+    )
 
 
 class _Rows(keras.utils.PyDataset):
@@ -173,7 +175,7 @@ def test_batches_of_padding_alone_are_passed_over(halved: None) -> None:
 
 def test_the_geometry_of_the_optimizer_passes() -> None:
     optimizer = dpa.optimizers.AdaCliP(
-        0.1, 0.5, build.plan(0.1), seed=1, h2=1.0
+        0.1, 0.5, build.plan(0.1, num_examples=8), seed=1, h2=1.0
     )
     model = _model(optimizer=optimizer)
     for _ in range(2):

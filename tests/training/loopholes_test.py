@@ -200,7 +200,7 @@ class RawStateTest:
 
 class SaidTest:
     def test_epsilon_of_unverified_sampling_warns(self) -> None:
-        model = compiled(optimizer=sgd(1.0))
+        model = compiled(optimizer=sgd(1.0, num_examples=8))
         x, y = data()
         model.fit(x, y, verbose=0)
         with pytest.warns(UserWarning, match="SAMPLING NOT VERIFIED"):
@@ -209,7 +209,7 @@ class SaidTest:
             model.optimizer.epsilon()
 
     def test_logs_name_unverified_sampling(self) -> None:
-        model = compiled(optimizer=sgd(1.0))
+        model = compiled(optimizer=sgd(1.0, num_examples=8))
         x, y = data()
         history = model.fit(
             x, y, verbose=0, callbacks=[dpa.callbacks.PrivacyBudget()]

@@ -213,7 +213,10 @@ class OwnMetrics(keras.Model):
 @pytest.mark.parametrize("mode", ["eager", "graph"])
 def test_variables_made_at_the_first_update_are_the_metrics_own(mode: str):
     model = build.compiled(
-        OwnMetrics(), build.sgd(rate=0.0), metrics=["accuracy"], **MODES[mode]
+        OwnMetrics(),
+        build.sgd(rate=0.0, num_examples=len(X)),
+        metrics=["accuracy"],
+        **MODES[mode],
     )
     shown = model.fit(X, Y, verbose=0).history
     np.testing.assert_allclose(

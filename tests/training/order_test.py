@@ -129,5 +129,9 @@ def test_a_resume_that_forgot_its_place_would_be_seen(
     sampling: str, tmp_path: Path
 ):
     steps = record(sampling, tmp_path / "run", forget=True)
-    least = BANDS if sampling == "cyclic_poisson" else PASS
-    assert any(np.any(np.diff(s) < least) for s in steps)
+    if sampling == "cyclic_poisson":
+        # Most are drawn before and after, and keep their part by chance
+        # with odds of a third each.
+        assert any(len(set(s % BANDS)) > 1 for s in steps)
+    else:
+        assert any(np.any(np.diff(s) < PASS) for s in steps)

@@ -220,7 +220,7 @@ class PaddingTest:
     @pytest.fixture(scope="class")
     @staticmethod
     def model() -> Any:
-        return build.compiled(run_eagerly=False)
+        return build.compiled(optimizer=build.sgd(), run_eagerly=False)
 
     @pytest.fixture(scope="class")
     @staticmethod
@@ -289,7 +289,9 @@ class PaddingTest:
         rows: int,
         clipping: str,
     ):
-        other = build.compiled(clipping=clipping, microbatch_size=rows)
+        other = build.compiled(
+            optimizer=build.sgd(), clipping=clipping, microbatch_size=rows
+        )
         build.assign(other, start)
         batch = build.padded(X, Y, extra=2)
         found = build.taken(other, lambda: other.train_on_batch(batch))

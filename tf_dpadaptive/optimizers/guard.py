@@ -116,6 +116,7 @@ class GuardedOptimizer(keras.optimizers.Optimizer):
                 f"The saved state of {self.name} holds {len(store.keys())} "
                 f"variables, but this optimizer has {len(self.variables)}. "
                 "Going on would restart its step count under a used plan. "
-                "Build the optimizer on the same variables first."
+                "Save the model as .keras, or use `checkpoint.save` and "
+                "`restore`; to load weights alone, load them before `compile`."
             )
         super().load_own_variables(store)

@@ -1,21 +1,24 @@
 """What `fit` and `train_on_batch` are given, made ready for the private step.
 
-Class weights are folded into sample weights before Keras sees them (Keras
-refuses both at once), the batch size of arrays becomes B, and it is found out
-whether the batches were sampled by the plan.
+The batch size of arrays becomes B, and what does not fit the plan is refused
+while nothing has changed yet.
 """
 
-import inspect
+import contextlib
+import math
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 from keras.src.trainers.data_adapters import data_adapter_utils
 
 from tf_dpadaptive.batch import Batch
 from tf_dpadaptive.plan import PrivacyPlan
+
+#: How the assertion begins; TensorFlow escapes what follows.
+_TOO_LARGE = "A batch is larger than the plan"
 
 
 def as_batch(data: Any) -> Batch:
@@ -34,12 +37,13 @@ def as_batch(data: Any) -> Batch:
     )
 
 
-def check_present(x: Any, y: Any = None) -> None:
-    """Refuses no data, no rows, and targets that are not one a row.
+def check_present(x: Any, y: Any = None, sample_weight: Any = None) -> None:
+    """Refuses no data, no rows, and what is not one a row.
 
     Args:
         x: Inputs, as `fit` or `train_on_batch` takes them.
         y: Targets, where `x` is arrays.
+        sample_weight: Weights of the loss, likewise.
     """
     if x is None:
         raise ValueError(
@@ -48,13 +52,69 @@ def check_present(x: Any, y: Any = None) -> None:
         )
     if not is_arrays(x):
         return
-    parts = [t for t in tf.nest.flatten([x, y]) if hasattr(t, "shape")]
+    parts = tf.nest.flatten([x, y, sample_weight])
+    parts = [t for t in parts if hasattr(t, "shape")]
     sizes = {int(t.shape[0]) if len(t.shape) else 0 for t in parts}
     if 0 in sizes or len(sizes) > 1:
         raise ValueError(
-            "`x` and `y` must have the same number of rows, at least one. "
-            f"Received: parts of {sorted(sizes)} rows."
+            "`x`, `y` and `sample_weight` must have the same number of rows, "
+            f"at least one. Received: parts of {sorted(sizes)} rows."
         )
+
+
+def check_targets(model: keras.Model, batch: Batch) -> None:
+    """Refuses a batch without the targets that the compiled loss needs."""
+    own = type(model).compute_loss is not keras.Model.compute_loss
+    if batch.y is None and model._compile_loss is not None and not own:
+        raise ValueError(
+            "The compiled loss compares outputs with targets, and the data "
+            "holds none. Received: y=None. Give them: `plan.batches(x, y)`, "
+            "`fit(x, y)`, or a dataset of (x, y)."
+        )
+
+
+def check_examples(
+    x: Any, plan: PrivacyPlan, validation_split: float | None = None
+) -> None:
+    """Refuses arrays that are not the data set that the plan speaks of.
+
+    Args:
+        x: What `fit` was given.
+        plan: The optimizer's plan.
+        validation_split: Share of the rows that Keras takes out.
+
+    Raises:
+        ValueError: if the rows to train on are not `num_examples`.
+    """
+    leaf: Any = tf.nest.flatten(x)[0] if is_arrays(x) else None
+    if plan.num_examples is None or not hasattr(leaf, "__len__"):
+        return
+    split = validation_split or 0.0
+    rows = math.floor(len(leaf) * (1.0 - split))
+    if rows != plan.num_examples:
+        left = f" after validation_split={split:g}" if split else ""
+        raise ValueError(
+            "The data must have the plan's number of examples: its ε is for "
+            f"batches that are drawn out of so many. Received: {rows} rows"
+            f"{left}, num_examples={plan.num_examples}. Make the plan for "
+            "these data" + (", and split before." if split else ".")
+        )
+
+
+@contextlib.contextmanager
+def named_if_too_large(plan: PrivacyPlan) -> Iterator[None]:
+    """Makes the assertion of `checked_batches` a ValueError that says why."""
+    try:
+        yield
+    except tf.errors.InvalidArgumentError as error:
+        if _TOO_LARGE not in str(error):
+            raise
+        raise ValueError(
+            f"{_TOO_LARGE}'s fixed shape of {plan.max_batch_size} rows "
+            f"(expected_batch_size="
+            f"{plan.expected_batch_size}). Use `plan.batches(...)`, or "
+            "smaller batches."
+        ) from None
 
 
 def check_rows(rows: int, plan: PrivacyPlan, *, padded: bool = False) -> None:
@@ -100,8 +160,7 @@ def rows_within(batch: Batch, plan: PrivacyPlan) -> tf.Operation | None:
     return tf.debugging.assert_less_equal(
         batch.size,
         plan.max_batch_size,
-        message="A batch is larger than the plan's fixed shape of "
-        f"{plan.max_batch_size} rows (`max_batch_size`).",
+        message=f"{_TOO_LARGE}'s fixed shape of {plan.max_batch_size} rows.",
     )
 
 
@@ -203,107 +262,3 @@ def _static_rows(spec: Any) -> int | None:
     leaves = [part for part in tf.nest.flatten(spec) if hasattr(part, "shape")]
     shape = leaves[0].shape if leaves else tf.TensorShape(None)
     return shape[0] if shape.rank else None
-
-
-def fold_arguments(
-    x: Any, y: Any, arguments: dict[str, Any]
-) -> tuple[Any, dict[str, Any]]:
-    """Folds class weights where Keras would not do it rightly by itself.
-
-    Args:
-        x: Inputs as `fit` takes them.
-        y: Targets.
-        arguments: The other arguments of `fit`.
-
-    Returns:
-        x and the arguments; None stands for neither weight.
-    """
-    arguments = dict(arguments)
-    weight = arguments.pop("sample_weight", None)
-    classes = arguments.pop("class_weight", None)
-    if isinstance(x, keras.utils.PyDataset) or inspect.isgenerator(x):
-        given = {"sample_weight": weight, "class_weight": classes}
-    else:
-        x, weight = fold_class_weight(x, y, weight, classes)
-        given = {"sample_weight": weight}
-    arguments |= {k: v for k, v in given.items() if v is not None}
-    return x, arguments
-
-
-def fold_class_weight(
-    x: Any, y: Any, sample_weight: Any, class_weight: dict[int, float] | None
-) -> tuple[Any, Any]:
-    """Folds class weights into sample weights.
-
-    Args:
-        x: Inputs as `fit` takes them, a dataset of batches, or a `Batch`.
-        y: Targets, where `x` is no dataset.
-        sample_weight: Weights likewise.
-        class_weight: Weight of each class number; classes left out have 1.
-
-    Returns:
-        x and sample_weight with the class weights inside.
-    """
-    if class_weight is None:
-        return x, sample_weight
-    table = _table(class_weight)
-
-    def weigh(*element: Any) -> Batch:
-        batch = as_batch(element[0] if len(element) == 1 else element)
-        weight = _weights_of(batch.y, table)
-        return batch._replace(sample_weight=_times(weight, batch.sample_weight))
-
-    if isinstance(x, Batch):
-        return weigh(x), sample_weight
-    if isinstance(x, tf.data.Dataset):
-        return x.map(weigh), sample_weight
-    weight = _weights_of(y, table).numpy()
-    return x, _times(weight, sample_weight)
-
-
-def _table(class_weight: dict[int, float]) -> tf.Tensor:
-    table = np.ones(max(class_weight) + 1, np.float32)
-    for label, weight in class_weight.items():
-        table[int(label)] = weight
-    return tf.constant(table)
-
-
-def _weights_of(y: Any, table: tf.Tensor) -> tf.Tensor:
-    """Returns float32 (n,): the weights of the rows' classes."""
-    if y is None:
-        raise ValueError(
-            "`class_weight` needs targets `y` to look classes up in. Received: "
-            "y=None."
-        )
-    if tf.nest.is_nested(y) and not _is_list_of_numbers(y):
-        raise ValueError(
-            "`class_weight` works with a single output. Received: targets "
-            f"with {len(tf.nest.flatten(y))} parts. Use `sample_weight`."
-        )
-    y = tf.convert_to_tensor(y)
-    if y.shape.rank not in (1, 2):
-        raise ValueError(
-            "`class_weight` needs targets of shape (n,), (n, 1) or, one-hot, "
-            f"(n, classes). Received: targets of shape {y.shape}."
-        )
-    one_hot = y.shape.rank == 2 and y.shape[-1] not in (1, None)
-    labels = tf.argmax(y, -1) if one_hot else tf.reshape(y, [-1])
-    labels = tf.cast(labels, tf.int32)
-    inside = (labels >= 0) & (labels < tf.shape(table)[0])
-    found = tf.gather(table, tf.where(inside, labels, 0))
-    return tf.where(inside, found, 1.0)
-
-
-def _is_list_of_numbers(y: Any) -> bool:
-    return isinstance(y, list) and all(np.ndim(part) == 0 for part in y)
-
-
-def _times(weight: Any, sample_weight: Any) -> Any:
-    if sample_weight is None:
-        return weight
-    if isinstance(sample_weight, tf.Tensor):
-        extra = sample_weight.shape.rank - 1
-        shape = tf.concat([tf.shape(weight), tf.ones(extra, tf.int32)], 0)
-        return tf.reshape(weight, shape) * tf.cast(sample_weight, weight.dtype)
-    given = np.asarray(sample_weight)
-    return np.reshape(weight, [-1] + [1] * (given.ndim - 1)) * given

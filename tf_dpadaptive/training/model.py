@@ -1,10 +1,8 @@
 """Keras' trainer, with a private step in the place of the plain one."""
 
 import inspect
-import logging
 from typing import Any
 
-import keras
 import tensorflow as tf
 from keras.src.utils.tracking import no_automatic_dependency_tracking
 
@@ -14,25 +12,23 @@ from tf_dpadaptive.data import sampling
 from tf_dpadaptive.training import (
     budget,
     checks,
+    class_weights,
     diagnostics,
     feeding,
     first_batch,
     shown,
 )
 from tf_dpadaptive.training.preprocessing import PrivatePreprocessing
+from tf_dpadaptive.training.saved import PrivateSaving
 from tf_dpadaptive.training.setup import PrivateState
 from tf_dpadaptive.training.step import private_step
 
-logger = logging.getLogger("tf_dpadaptive")
 
-
-class PrivateTraining:
+class PrivateTraining(PrivateSaving):
     """Mixin before a Keras model class; see `privatize`."""
 
     #: Marks classes whose methods are the package's own (see `checks`).
     private_training = True
-    #: The class before `privatize`; None for the subclass forms.
-    plain_class: Any = None
 
     # ---- what the model keeps ---------------------------------------------
 
@@ -108,36 +104,6 @@ class PrivateTraining:
         state.ledger.merge(optimizer.ledger)
         optimizer.ledger = state.ledger
         state.settle_past(optimizer if fresh else None)
-
-    def get_compile_config(self) -> Any:
-        """Returns Keras' configuration, with the optimizer and its ledger.
-
-        Saving as legacy .h5 takes the optimizer out of it, for good.
-        """
-        if self.compiled:
-            self._compile_config.config["optimizer"] = self.optimizer
-            if self.ledger.updates and self._loads_uncompiled():
-                logger.warning(
-                    "Keras loads %s without its optimizer, and so without its "
-                    "ledger, since the class has a `compile` of its own: what "
-                    "this model has spent will not be known. Keep "
-                    "`privacy_statement()` with the file; to train on, use "
-                    "`checkpoint.save` and `restore`.",
-                    type(self).__name__,
-                )
-        return super().get_compile_config()  # type: ignore[misc]
-
-    def _loads_uncompiled(self) -> bool:
-        """Whether Keras will not compile a saved copy (keras-hub's tasks)."""
-        plain = self.plain_class
-        return plain is not None and plain.compile is not keras.Model.compile
-
-    def compile_from_config(self, config: Any) -> None:
-        """Compiles a loaded model, with the ledger that was saved."""
-        config = keras.saving.deserialize_keras_object(config)
-        self.compile(**config)
-        if self.built:
-            self.optimizer.build(self.trainable_variables)
 
     # ---- training ----------------------------------------------------------
 
@@ -230,10 +196,12 @@ class PrivateTraining:
         self._check_compiled("fit")
         budget.before_updates(self)
         state, plan = self.private, self.optimizer.plan
-        feeding.check_present(x, y)
+        feeding.check_present(x, y, kwargs.get("sample_weight"))
         sampler = sampling.origin(x)
         checks.raise_all(feeding.plan_reasons(sampler, plan), "This data")
         if sampler is None:
+            split = kwargs.get("validation_split")
+            feeding.check_examples(x, plan, split)
             x, batch_size = feeding.checked_batches(x, batch_size, plan)
         if (
             isinstance(x, tf.data.Dataset)
@@ -243,7 +211,7 @@ class PrivateTraining:
             # Keras warns of its own default, which such data do not heed
             # (and keras-hub makes datasets of arrays).
             kwargs.setdefault("shuffle", False)
-        x, kwargs = feeding.fold_arguments(x, y, kwargs)
+        x, kwargs = class_weights.fold_arguments(x, y, kwargs)
         epochs = kwargs.pop("epochs", 1)
         epochs = self._within_budget(x, batch_size, epochs, kwargs)
         first, x = first_batch.peeked(x)
@@ -253,9 +221,10 @@ class PrivateTraining:
             if first is not None:
                 first_batch.check_engine(self, [first])
             state.checking = True
-            return super().fit(  # type: ignore[misc]
-                x=x, y=y, batch_size=batch_size, epochs=epochs, **kwargs
-            )
+            with feeding.named_if_too_large(plan):
+                return super().fit(  # type: ignore[misc]
+                    x=x, y=y, batch_size=batch_size, epochs=epochs, **kwargs
+                )
         finally:
             state.sampler, state.stops_at_budget = None, False
             state.checking = False
@@ -283,13 +252,13 @@ class PrivateTraining:
         """
         self._check_compiled("train_on_batch")
         budget.before_updates(self)
-        feeding.check_present(x, y)
+        feeding.check_present(x, y, sample_weight)
         feeding.check_rows(
             len(tf.nest.flatten(x)[0]),
             self.optimizer.plan,
             padded=isinstance(x, Batch) and x.padding is not None,
         )
-        x, sample_weight = feeding.fold_class_weight(
+        x, sample_weight = class_weights.fold_class_weight(
             x, y, sample_weight, class_weight
         )
         sampler, self.private.sampler = self.private.sampler, None
@@ -331,16 +300,3 @@ class PrivateTraining:
         if steps is not None and steps * (epochs - first) > left:
             raise budget.spent(self, steps * (epochs - first))
         return epochs
-
-    # ---- copies ------------------------------------------------------------
-
-    def __reduce__(self) -> Any:
-        """Copies and pickles as Keras does, by the saved form.
-
-        The copy is an un-privatized model whose DP optimizer keeps the ledger,
-        not the secret, and raises until `privatize`.
-        """
-        load, saved = super().__reduce__()  # type: ignore[misc]
-        if self.plain_class is not None:
-            load = self.plain_class._unpickle_model
-        return load, saved

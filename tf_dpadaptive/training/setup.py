@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import logging
 import math
 from typing import Any
 
@@ -22,8 +23,10 @@ from tf_dpadaptive.clipping.example import ExampleLoss
 from tf_dpadaptive.clipping.geometry import Geometry
 from tf_dpadaptive.clipping.mixing import mixing_reasons
 from tf_dpadaptive.clipping.probe import Probe, probe, row_specs
-from tf_dpadaptive.training import checks
+from tf_dpadaptive.training import checks, feeding
 from tf_dpadaptive.training.metric_writes import metric_reasons
+
+logger = logging.getLogger("tf_dpadaptive")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,6 +155,13 @@ class PrivateState:
     def book(self, optimizer: Any, updates: int) -> None:
         """Books updates that were taken, and moves the sampling on."""
         verified = self.sampler is not None
+        if not verified and self.ledger.verified:
+            logger.warning(
+                "SAMPLING NOT VERIFIED: the batches do not come from "
+                "`plan.batches`. ε holds only if they were sampled as the plan "
+                "says (sampling=%r).",
+                optimizer.plan.sampling,
+            )
         self.ledger.book(optimizer, updates, verified=verified)
         order = optimizer.sampling.order
         if self.sampler is not None and order is not None:
@@ -172,6 +182,7 @@ class PrivateState:
             and self.setup.example.seeds_are_current()
         ):
             return
+        feeding.check_targets(model, batch)
         # Outside of the trace: were the first one to fail, variables made in it
         # would stay without values, and the next fit would read them.
         with tf.init_scope():
