@@ -98,10 +98,14 @@ def test_report_and_picture(tmp_path):
     assert stored["delta"] == 1e-5
     assert stored["updates"] == 40
     assert stored["config"]["privacy"]["noise"] == "BandedMF(4)"
-    assert [row["noise"] for row in stored["compared"]] == [
-        "BLT(buffers=2)",
-        "BandedMF(bands=11)",
+    assert [(row["noise"], row["own"]) for row in stored["compared"]] == [
+        ("BandedMF(bands=4)", True),  # the plan's own was not asked for
+        ("BLT(buffers=2)", False),
+        ("BandedMF(bands=11)", False),
     ]
+    assert stored["compared"][0]["noise_multiplier"] == (
+        result["noise_multiplier"]
+    )
     assert (tmp_path / "noise.png").stat().st_size > 10_000
     text = noise_choice.summary(result)
     same = plan(

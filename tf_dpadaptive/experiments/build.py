@@ -37,7 +37,7 @@ def plan(
             f"Received: privacy.epsilon={config.privacy.epsilon!r}, "
             f"privacy.noise_multiplier={config.privacy.noise_multiplier!r}."
         )
-    steps = config.train.steps_per_epoch
+    steps = config.train.get("steps_per_epoch")
     if steps is None:
         steps = math.ceil(num_examples / given["expected_batch_size"])
     given["num_steps"] = steps * config.train.epochs

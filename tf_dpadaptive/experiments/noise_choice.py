@@ -16,7 +16,7 @@ import ml_collections
 import numpy as np
 
 import tf_dpadaptive as dpa
-from tf_dpadaptive.experiments import mechanisms, report, sections
+from tf_dpadaptive.experiments import build, mechanisms, report
 from tf_dpadaptive.noise import NoiseMechanism
 from tf_dpadaptive.noise.keys import SecretKeys
 
@@ -45,6 +45,7 @@ class Choice(NamedTuple):
         one_step: Root mean square of the noise of single steps, in clip norms.
         bytes_per_parameter: What the noise keeps.
         refused: Why it can't be had; empty where it can.
+        own: Whether this is the plan itself.
     """
 
     noise: str
@@ -54,6 +55,7 @@ class Choice(NamedTuple):
     one_step: float
     bytes_per_parameter: float
     refused: str
+    own: bool
 
 
 def run(
@@ -81,6 +83,9 @@ def run(
             f"noise_multiplier={plan.noise_multiplier!r}."
         )
     choices = compare(plan, epsilon, config.get("compare") or COMPARE)
+    if not any(choice.own for choice in choices):
+        own = f"{mechanisms.to_text(plan.noise)} @ {plan.sampling}"
+        choices = compare(plan, epsilon, [own]) + choices
     folder = pathlib.Path(workdir)
     folder.mkdir(parents=True, exist_ok=True)
     result = {
@@ -105,7 +110,7 @@ def run(
 def compare(
     plan: dpa.PrivacyPlan, epsilon: float, wanted: Sequence[str]
 ) -> list[Choice]:
-    """Calibrates each mechanism to one ε.
+    """Calibrates each mechanism to one ε; the plan's own keeps its σ.
 
     Args:
         plan: Its data, batches, steps, δ and adjacency are used.
@@ -114,14 +119,12 @@ def compare(
     """
     steps = plan.num_steps or 1
     names = {"epochs": math.ceil(steps / plan.steps_per_epoch)}
-    choices: list[Choice] = []
+    pairs: list[tuple[NoiseMechanism, str]] = []
     for text in wanted:
         noise, _, sampling = (part.strip() for part in text.partition("@"))
         mechanism = mechanisms.from_text(noise, names)
-        choices.append(
-            _choice(plan, epsilon, mechanism, sampling or plan.sampling)
-        )
-    return choices
+        pairs.append((mechanism, sampling or plan.sampling))
+    return [_choice(plan, epsilon, *pair) for pair in pairs]
 
 
 def summary(result: Mapping[str, Any]) -> str:
@@ -136,17 +139,18 @@ def summary(result: Mapping[str, Any]) -> str:
         "",
         f"Noise multiplier: {result['noise_multiplier']:.4f}",
         "",
-        f"Other noise at ε = {result['epsilon']:.4g}, δ = {result['delta']:g}, "
-        f"over {result['updates']} updates. Errors are standard deviations in "
-        "clip norms,",
+        f"Noise (*: this plan's) at ε = {result['epsilon']:.4g}, "
+        f"δ = {result['delta']:g}, over {result['updates']} updates.",
+        "Errors are standard deviations in clip norms,",
         "of the sum of all updates so far (root mean square over the run, and "
         "after its end) and of one update.",
         "",
-        f"{'noise':{width}}  {'sampling':14}  {'σ':>8}  {'of sums':>8}  "
+        f"  {'noise':{width}}  {'sampling':14}  {'σ':>8}  {'of sums':>8}  "
         f"{'at end':>8}  {'of one':>8}  {'bytes/parameter':>15}",
     ]
     for row in result["compared"]:
-        line = f"{row['noise']:{width}}  {row['sampling']:14}  "
+        line = "* " if row["own"] else "  "
+        line += f"{row['noise']:{width}}  {row['sampling']:14}  "
         if "refused" in row:
             lines.append(f"{line}refused: {row['refused']}")
             continue
@@ -183,7 +187,7 @@ def draw(
                 np.arange(1, choice.errors.size + 1),
                 choice.errors,
                 label=f"{choice.noise}, {choice.sampling}",
-                linewidth=1,
+                linewidth=2 if choice.own else 1,
             )
     axes.set_yscale("log")
     axes.set_xlabel("update")
@@ -200,31 +204,14 @@ def draw(
 
 
 def _plan(config: ml_collections.ConfigDict) -> dpa.PrivacyPlan:
-    """The plan; `build.plan` would ask for the data themselves."""
+    """The plan; there are no data to count."""
     examples = config.data.num_train
     if not examples:
         raise ValueError(
             "`data.num_train` must say how many examples there are. Received: "
             f"data.num_train={examples!r}. Set --config.data.num_train=N."
         )
-    given = sections.given(config.privacy)
-    size = math.ceil(examples / given["expected_batch_size"])
-    epochs = config.train.epochs
-    noise = mechanisms.from_text(given["noise"], {"epochs": epochs})
-    given |= {
-        "noise": noise,
-        "num_examples": examples,
-        "num_steps": epochs * (config.train.get("steps_per_epoch") or size),
-    }
-    if ("epsilon" in given) == ("noise_multiplier" in given):
-        raise ValueError(
-            "Give one of `privacy.epsilon` and `privacy.noise_multiplier`. "
-            f"Received: privacy.epsilon={config.privacy.epsilon!r}, "
-            f"privacy.noise_multiplier={config.privacy.noise_multiplier!r}."
-        )
-    if "epsilon" in given:
-        return dpa.PrivacyPlan.calibrate(**given)
-    return dpa.PrivacyPlan(**given)
+    return build.plan(config, examples)
 
 
 def _choice(
@@ -234,20 +221,13 @@ def _choice(
     sampling: str,
 ) -> Choice:
     steps, name = plan.num_steps or 1, mechanisms.to_text(mechanism)
+    own = (mechanism, sampling) == (plan.noise, plan.sampling)
     try:
-        found = dpa.PrivacyPlan.calibrate(
-            epsilon=epsilon,
-            delta=plan.delta or 0.0,
-            num_examples=plan.num_examples or 0,
-            expected_batch_size=plan.expected_batch_size,
-            num_steps=steps,
-            sampling=sampling,
-            noise=mechanism,
-            adjacency=plan.adjacency,
-        )
+        found = plan if own else _calibrated(plan, epsilon, mechanism, sampling)
         kept = _bytes_per_parameter(mechanism, steps)
     except ValueError as error:
-        return Choice(name, sampling, 0.0, np.zeros(0), 0.0, 0.0, str(error))
+        nothing = np.zeros(0)
+        return Choice(name, sampling, 0.0, nothing, 0.0, 0.0, str(error), own)
     scale = found.noise_multiplier * plan.sensitivity_factor
     rows = mechanism.row_norms_squared(steps)
     return Choice(
@@ -258,6 +238,23 @@ def _choice(
         one_step=scale * math.sqrt(float(np.mean(rows))),
         bytes_per_parameter=kept,
         refused="",
+        own=own,
+    )
+
+
+def _calibrated(
+    plan: dpa.PrivacyPlan, epsilon: float, noise: NoiseMechanism, sampling: str
+) -> dpa.PrivacyPlan:
+    """The plan with other noise, at ε."""
+    return dpa.PrivacyPlan.calibrate(
+        epsilon=epsilon,
+        delta=plan.delta or 0.0,
+        num_examples=plan.num_examples or 0,
+        expected_batch_size=plan.expected_batch_size,
+        num_steps=plan.num_steps,
+        sampling=sampling,
+        noise=noise,
+        adjacency=plan.adjacency,
     )
 
 
@@ -274,7 +271,11 @@ def _bytes_per_parameter(mechanism: NoiseMechanism, steps: int) -> float:
 
 
 def _row(choice: Choice) -> dict[str, Any]:
-    row: dict[str, Any] = {"noise": choice.noise, "sampling": choice.sampling}
+    row: dict[str, Any] = {
+        "noise": choice.noise,
+        "sampling": choice.sampling,
+        "own": choice.own,
+    }
     if choice.refused:
         return row | {"refused": choice.refused}
     return row | {
