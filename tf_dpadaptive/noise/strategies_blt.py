@@ -44,18 +44,25 @@ class Buffers(NamedTuple):
         return np.concatenate([[1.0], self.omega @ powers])
 
     def inverse_coefficients(self, num_steps: int) -> Array:
-        """Returns the coefficients of 1/c, shape (num_steps,)."""
-        return self.divide(np.eye(1, num_steps)[0])
+        """Returns the coefficients of 1/c, shape (num_steps,).
+
+        1/c is the filter S' = ΘS + x, x = r - ω·S of r; with S scaled by √ω its
+        matrix Θ - √ω √ωᵀ is symmetric. The quotient of the polynomials N and D
+        instead loses every digit from ten buffers on.
+        """
+        root = np.sqrt(self.omega)
+        decays, vectors = np.linalg.eigh(
+            np.diag(self.theta) - np.outer(root, root)
+        )
+        powers = _powers(decays, num_steps)
+        return np.concatenate([[1.0], -np.square(root @ vectors) @ powers])
 
     def divide(self, right: Array) -> Array:
         """Returns x with c * x = right, cut at its length."""
-        from scipy.signal import lfilter
+        from scipy.signal import fftconvolve
 
-        below = _polynomial(self.theta)
-        above = below.copy()
-        for i, omega in enumerate(self.omega):
-            above[1:] += omega * _polynomial(np.delete(self.theta, i))
-        return lfilter(below, above, right)
+        n = right.size
+        return fftconvolve(self.inverse_coefficients(n), right)[:n]
 
 
 def log_error(point: Array, num_steps: int, epochs: int) -> tuple[float, Array]:
@@ -141,14 +148,6 @@ def _parameters(point: Array) -> Buffers:
 def _powers(theta: Array, num_steps: int) -> Array:
     """θ_i^{k-1} for k = 1, ..., n - 1."""
     return np.power(theta[:, None], np.arange(num_steps - 1)[None])
-
-
-def _polynomial(theta: Array) -> Array:
-    """Coefficients of Π_i (1 - θ_i x)."""
-    product = np.ones(1)
-    for root in theta:
-        product = np.convolve(product, [1.0, -root])
-    return product
 
 
 def _correlate(u: Array, s: Array) -> Array:
