@@ -103,8 +103,9 @@ def test_report_and_picture(tmp_path):
         ("BLT(buffers=2)", False),
         ("BandedMF(bands=11)", False),
     ]
-    assert stored["compared"][0]["noise_multiplier"] == (
-        result["noise_multiplier"]
+    assert (
+        stored["compared"][0]["noise_multiplier"]
+        == (result["noise_multiplier"])
     )
     assert (tmp_path / "noise.png").stat().st_size > 10_000
     text = noise_choice.summary(result)

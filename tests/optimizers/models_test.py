@@ -6,6 +6,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from tests.optimizers import optimizers_test as contracts
 from tests.optimizers.contract import B, plan_of
@@ -48,7 +49,8 @@ def trained(model: Any, contract: Any, x: Any, y: Any, **plan: Any) -> Any:
         optimizer_of(contract, x, y, **plan),
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
     )
-    history = model.fit(x, y, shuffle=False, verbose=0).history
+    rows = tf.data.Dataset.from_tensor_slices((x, y)).batch(B, True)
+    history = model.fit(rows, verbose=0).history
     assert np.all(np.isfinite(history["loss"]))
     for variable in [*model.variables, *model.optimizer.variables]:
         value = keras.ops.convert_to_numpy(variable)
