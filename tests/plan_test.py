@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import json
 import math
+import warnings
 
 import keras
 import numpy as np
@@ -238,6 +239,33 @@ class TestCalibrate:
                 noise=dpa.noise.SquareRoot(),
             )
         assert made.epsilon() <= 3.0
+
+    @pytest.mark.parametrize("epsilon", [300.0, 1000.0])
+    def test_hardly_any_noise(self, epsilon):
+        # dp-accounting's PLD can't order the δs of one release at σ = 0.06.
+        plan = dpa.PrivacyPlan.calibrate(
+            epsilon=epsilon,
+            delta=1e-4,
+            num_examples=600,
+            expected_batch_size=100,
+            num_steps=48,
+        )
+        assert 0.99 * epsilon <= plan.epsilon() <= epsilon
+        assert math.isfinite(
+            dataclasses.replace(plan, noise_multiplier=0.06).epsilon()
+        )
+
+    def test_delta_is_looked_at_before_it_is_warned_of(self):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            with pytest.raises(ValueError, match="delta=1"):
+                dpa.PrivacyPlan.calibrate(
+                    epsilon=1.0,
+                    delta=1,
+                    num_examples=100,
+                    expected_batch_size=10,
+                    epochs=1,
+                )
 
     def test_epochs_round_up_to_steps(self):
         numbers = {

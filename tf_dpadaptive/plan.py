@@ -187,6 +187,7 @@ class PrivacyPlan:
                 combination.
         """
         _validate.positive(epsilon=epsilon)
+        _validate.open_unit(delta=delta)
         if (epochs is None) == (num_steps is None):
             raise ValueError(
                 "Give one of `epochs` and `num_steps`. Received: "
@@ -280,7 +281,18 @@ class PrivacyPlan:
         seed: int | None = None,
         map_fn: Callable[..., Any] | None = None,
     ) -> "tf.data.Dataset":
-        """Returns the dataset that `fit` takes: see `data.sampling.batches`."""
+        """Returns sampled batches, for `fit` of a privatized model.
+
+        Args:
+            x: Array or structure of arrays, of `num_examples` rows.
+            y: Targets, of as many rows, or None.
+            sample_weight: Weights of the loss, likewise.
+            steps: Updates in one pass, >= 1; default ⌈N/B⌉.
+            seed: For tests: whoever knows it knows who took part when.
+            map_fn: Augments one example, (x), (x, y) or all three.
+
+        Privacy, errors and more: see `data.sampling.batches`.
+        """
         from tf_dpadaptive.data import sampling
 
         return sampling.batches(

@@ -37,6 +37,8 @@ _LARGEST_SAMPLED_SIGMA = 1e6
 _PLD_INTERVAL = 1e-4
 #: Above this ε no finer accounting is worth its time.
 _PLD_LARGEST_EPSILON = 1e4
+#: Below this ε dp-accounting is to answer; above, it may stumble.
+_PLD_SURE_EPSILON = 1e3
 
 
 class Question(NamedTuple):
@@ -201,15 +203,22 @@ class Pld:
         if delta <= 2 * rounding:
             return math.inf
         # Only a rough ε: it takes zero-out for replace.
-        if Rdp().epsilon(question, delta) > _PLD_LARGEST_EPSILON:
+        rough = Rdp().epsilon(question, delta)
+        if rough > _PLD_LARGEST_EPSILON:
             return math.inf
         if not question.composition:
             return 0.0
         interval = _interval(question)
-        parts = [
-            _pld_of(release, question.replace, interval)
-            for release in question.composition
-        ]
+        try:
+            parts = [
+                _pld_of(release, question.replace, interval)
+                for release in question.composition
+            ]
+        except ValueError:
+            # For a σ below 0.1 the δs of one release may come out unordered.
+            if rough > _PLD_SURE_EPSILON:
+                return math.inf
+            raise
         total = functools.reduce(lambda a, b: a.compose(b), parts)
         return float(total.get_epsilon_for_delta(delta - rounding))
 
