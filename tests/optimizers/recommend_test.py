@@ -11,7 +11,7 @@ from tf_dpadaptive.noise.banded_inverse import BandedInverse
 from tf_dpadaptive.optimizers import recommend
 from tf_dpadaptive.optimizers.recommend import WHEN
 
-CAN, AGREE, HOPELESS = "Can work:", "Can work if", "Hopeless here:"
+CAN, AGREE, NO_GAIN = "Can work:", "Can work if", "No gain here"
 
 
 def plan_of(sigma: float, batch_size: int, **fields) -> dpa.PrivacyPlan:
@@ -99,12 +99,12 @@ def test_short_runs_average_less():
 @pytest.mark.parametrize(
     ("name", "batch_size", "title"),
     [
-        ("DPAdamBiasCorrected", 5, HOPELESS),  # 18 and 316
+        ("DPAdamBiasCorrected", 5, NO_GAIN),  # 18 and 316
         ("DPAdamBiasCorrected", 7, AGREE),
         ("DPAdamBiasCorrected", 317, CAN),
-        ("AdaCliP", 1_600, HOPELESS),  # 5000
+        ("AdaCliP", 1_600, NO_GAIN),  # 5000
         ("AdaCliP", 5_000, CAN),
-        ("DPAdamIndependentMoments", 200, HOPELESS),  # 633, never
+        ("DPAdamIndependentMoments", 200, NO_GAIN),  # 633, never
         ("DPAdamIndependentMoments", 9_999, AGREE),
         ("DPAdam", 1, CAN),
         ("DPAdamSideInformation", 1, CAN),
@@ -118,15 +118,15 @@ def test_verdicts(name, batch_size, title):
 
 def test_a_run_shorter_than_the_plain_phase_has_no_use_for_it():
     text = recommend(plan_of(0.1, 100, num_steps=100), 10)
-    assert group_of(text, "DPRMSpropDelayed") == HOPELESS
+    assert group_of(text, "DPRMSpropDelayed").startswith(NO_GAIN)
     assert "of 100 steps all would be plain ones" in " ".join(text.split())
     text = recommend(plan_of(0.1, 100, num_steps=101), 10)
-    assert group_of(text, "DPRMSpropDelayed") != HOPELESS
+    assert not group_of(text, "DPRMSpropDelayed").startswith(NO_GAIN)
 
 
 def test_without_noise_everything_can_work():
     text = recommend(plan_of(0.0, 1), 10**9)
-    assert HOPELESS not in text
+    assert NO_GAIN not in text
     assert "inf" not in text
 
 

@@ -72,13 +72,13 @@ WHEN: Mapping[str, str] = {
 }
 
 
-#: By how much B may miss a threshold and not be called hopeless.
+#: By how much B may miss a threshold and not count as too small.
 _SLACK = 3.0
 
-_CAN, _AGREE, _HOPELESS, _PUBLIC = (
+_CAN, _AGREE, _NO_GAIN, _PUBLIC = (
     "Can work:",
-    "Can work if the gradients of a batch agree (B may miss the number by 3):",
-    "Hopeless here:",
+    "Can work if the gradients of a batch agree (or B is up to 3 times less):",
+    "No gain here (v̂ shows noise; may train, as a plainer method would):",
     "Not private:",
 )
 
@@ -94,7 +94,7 @@ class _Threshold(NamedTuple):
         """Returns the title of the group that the method belongs to."""
         if batch_size >= max(self.agree, self.unrelated):
             return _CAN
-        return _AGREE if batch_size * _SLACK >= self.agree else _HOPELESS
+        return _AGREE if batch_size * _SLACK >= self.agree else _NO_GAIN
 
     def why(self) -> str:
         """Returns the numbers behind the verdict."""
@@ -125,11 +125,11 @@ def recommend(
 
     >>> plan = PrivacyPlan(1.0, expected_batch_size=512, num_steps=1000)
     >>> print(recommend(plan, num_parameters=10_000))
-    m = 10,000 parameters, B = 512, noise u = 1 (in units of the clip norm).
+    m = 10,000 parameters, B = 512, noise u = 1 (...
     ...
     Can work:
     ...
-    Hopeless here:
+    No gain here (v̂ shows noise; may train, as a plainer method would):
     ...
     """
     if not isinstance(plan, PrivacyPlan):
@@ -142,7 +142,7 @@ def recommend(
     m = int(num_parameters)
     thresholds = _thresholds(plan, m, beta_2)
     groups: dict[str, list[str]] = {
-        title: [] for title in (_CAN, _AGREE, _HOPELESS, _PUBLIC)
+        title: [] for title in (_CAN, _AGREE, _NO_GAIN, _PUBLIC)
     }
     for family, when in WHEN.items():
         members = family.split(", ")
@@ -188,8 +188,8 @@ def _regimes(plan: PrivacyPlan, m: int) -> list[str]:
     else:
         where = "B is below both: v̂ shows noise."
     return [
-        f"m = {m:,} parameters, B = {b:,}, noise u = {u:.3g} (in units of the "
-        "clip norm).",
+        f"m = {m:,} parameters, B = {b:,}, noise u = {u:.3g} (the standard "
+        "deviation on the sum, in units of the clip norm).",
         "Noise adds Φ to each coordinate of v̂, where an adaptive method looks "
         f"for ν, the squared mean gradient. Φ/ν is {(agree / b) ** 2:.2g} if "
         f"the gradients of a batch agree, {unrelated / b:.2g} if they are "
