@@ -259,6 +259,15 @@ class RefusalTest:
         for now, then in zip(model.optimizer.variables, state, strict=True):
             np.testing.assert_array_equal(now.numpy(), then)
 
+    def test_only_what_differs_is_said(self, path: Path):
+        plan = build.plan(0.5, num_steps=20)
+        optimizer = dpa.optimizers.DPAdam(0.1, 0.75, plan, seed=1)
+        with pytest.raises(ValueError, match="another optimizer") as caught:
+            dpa.checkpoint.restore(model_of(optimizer=optimizer), path)
+        assert "l2_norm_clip was " in str(caught.value)
+        assert " and is 0.75" in str(caught.value)
+        assert "beta_1" not in str(caught.value)
+
     def test_models_without_a_run(self, path: Path, tmp_path: Path):
         plain = build.mlp()
         plain.compile("sgd", "mse")

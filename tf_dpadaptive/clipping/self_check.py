@@ -117,7 +117,9 @@ def self_check(
     if untested:
         logger.warning(
             "Self-check of clipping: the gradients of %s are 0 for the "
-            "examples looked at, so they could not be checked.",
+            "examples looked at (an idle layer, or examples that the model "
+            "has learnt by heart), so they could not be checked. Nothing "
+            "need be done.",
             ", ".join(untested),
         )
     return SelfCheck(tuple(map(int, real[:rows])), error, untested)

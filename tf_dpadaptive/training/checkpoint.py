@@ -78,11 +78,12 @@ def restore(model: Any, path: str | os.PathLike[str]) -> dict[str, Any]:
     """
     optimizer = _optimizer(model)
     meta, arrays = _read(os.fspath(path))
-    if meta["optimizer"] != _identity(optimizer):
+    others = _differences(meta["optimizer"], _identity(optimizer))
+    if others:
         raise ValueError(
-            f"The checkpoint {os.fspath(path)!r} was written with the "
-            f"optimizer {meta['optimizer']}, but this model has "
-            f"{_identity(optimizer)}. Compile with the same optimizer and plan."
+            f"The checkpoint {os.fspath(path)!r} was written with another "
+            f"optimizer than this model has: {'; '.join(others)}. Compile with "
+            "the same optimizer and plan."
         )
     if meta["layers"] != _layers(model):
         raise ValueError(
@@ -171,6 +172,19 @@ def _identity(optimizer: DPOptimizer) -> Any:
     config["seeded"] = optimizer._keys.seed is not None
     described = {"class": type(optimizer).__name__, "config": config}
     return _lasting(json.loads(json.dumps(described, default=_plain)))
+
+
+def _differences(saved: Any, here: Any, path: str = "") -> list[str]:
+    """What is not equal in two identities, said in words."""
+    if not (isinstance(saved, dict) and isinstance(here, dict)):
+        if saved == here:
+            return []
+        return [f"{path} was {saved!r} and is {here!r}"]
+    found: list[str] = []
+    for key in sorted({*saved, *here}):
+        inner = path if key == "config" else f"{path}.{key}".lstrip(".")
+        found += _differences(saved.get(key), here.get(key), inner)
+    return found
 
 
 def _layers(model: Any) -> list[str]:
