@@ -125,19 +125,30 @@ class StructureTest:
         model = compiled(keras.Model(inputs, outputs))
         assert_same(model, *data(3, 4, out=(3, 3)), fallbacks=["folded"])
 
+    @pytest.mark.parametrize("length", [3, None])
     @pytest.mark.parametrize("split", ["whitespace", "character"])
-    def test_strings_that_are_split_in_the_model(self, split):
+    def test_strings_that_are_split_in_the_model(self, split, length):
         model = keras.Sequential(
             [
                 keras.Input((), dtype="string"),
-                layers.TextVectorization(split=split, vocabulary=["a", "b"]),
+                layers.TextVectorization(
+                    split=split,
+                    vocabulary=["a", "b"],
+                    output_sequence_length=length,
+                ),
                 layers.Embedding(4, 5, mask_zero=True),
                 layers.GlobalAveragePooling1D(),
                 layers.Dense(3),
             ]
         )
         x = np.array(["a b", "b", "c a a", "", "b b c", "a"])
-        assert_same(compiled(model), x, data(4)[1])
+        if length is not None:
+            assert_same(compiled(model), x, data(4)[1])
+            return
+        # The longest row of the batch would set the length of all.
+        example, chunk = chunk_of(compiled(model), x, data(4)[1])
+        with pytest.raises(NotLayerwise, match="`output_sequence_length`"):
+            LayerwiseEngine(example).plan(chunk)
 
     def test_rematerialised_layers(self):
         with keras.RematScope(mode="full"):

@@ -83,6 +83,8 @@ class Interception:
         self._readers: dict[int, set[int]] = {}
         self._wrapped: list[tuple[Any, str]] = []
         self.units: list[Unit] = []
+        self.texts: list[tf.Tensor] = []
+        self.refusal = ""
         self.reads: dict[int, list[Any]] = {}
 
     def __enter__(self) -> "Interception":
@@ -123,7 +125,10 @@ class Interception:
             rule = self._plan.rule(layer) if usual else None
             claimed = self._claims(frame, rule)
             if not claimed:
-                return _with_rows(layer, args, original(*args, **kwargs))
+                outputs = original(*args, **kwargs)
+                if isinstance(layer, keras.layers.TextVectorization):
+                    outputs = self._text(layer, args, outputs)
+                return outputs
             return self._unit(layer, original, rule, claimed, args, kwargs)
         finally:
             self._stack.pop()
@@ -235,6 +240,25 @@ class Interception:
         use.targets.append(tensor)
         return tensor
 
+    def _text(self, layer: Any, args: tuple[Any, ...], outputs: Any) -> Any:
+        """Gives back the number of rows where text processing forgets it.
+
+        Rules need to see that what a layer takes has a row an example.
+        Strings are split into ragged tensors, whose shapes tracing does not
+        know.
+        """
+        rows = getattr(args[0] if args else None, "shape", (None,))[:1]
+        if not tf.is_tensor(outputs) or None in outputs.shape[1:]:
+            self.refusal = (
+                f"Layer {layer.name!r} ({type(layer).__name__}) makes rows as "
+                "long as the longest of the batch. Set its "
+                "`output_sequence_length`."
+            )
+            return outputs
+        outputs = tf.ensure_shape(outputs, [*rows, *outputs.shape[1:]])
+        self.texts.append(outputs)
+        return outputs
+
     def _reachable(self, layer: Any) -> bool:
         """Whether tensors of a call made now can be differentiated."""
         return (
@@ -275,20 +299,6 @@ class _LoggedReads(dict):
         value = super().get(key, default)
         self._log(key, value)
         return value
-
-
-def _with_rows(layer: Any, args: tuple[Any, ...], outputs: Any) -> Any:
-    """Gives back the number of rows where text processing forgets it.
-
-    Rules need to see that what a layer takes has a row an example. Splitting
-    strings goes through ragged tensors, whose shapes are unknown to tracing.
-    """
-    if not isinstance(layer, keras.layers.TextVectorization) or not args:
-        return outputs
-    rows = getattr(args[0], "shape", (None,))[:1]
-    if not tf.is_tensor(outputs) or rows[0] is None:
-        return outputs
-    return tf.ensure_shape(outputs, [rows[0], *outputs.shape[1:]])
 
 
 def _graph() -> Any:

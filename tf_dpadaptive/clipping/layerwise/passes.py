@@ -30,6 +30,7 @@ from tf_dpadaptive.clipping.layerwise.losses import (
 from tf_dpadaptive.clipping.layerwise.plan import NotLayerwise, Plan
 from tf_dpadaptive.clipping.layerwise.proof import Watched, learn
 from tf_dpadaptive.clipping.layerwise.registry import NotCovered
+from tf_dpadaptive.clipping.layerwise.rows_apart import refuse_meeting_rows
 from tf_dpadaptive.clipping.layerwise.rowwise import must_loop
 from tf_dpadaptive.clipping.randomness import Draws, layer_randomness
 
@@ -89,6 +90,14 @@ def run(
                 outputs = model(inputs, training=True)
             else:
                 outputs = model(inputs)
+    if seen.refusal:
+        raise NotLayerwise(seen.refusal)
+    if not plan.settled and chunk.real.shape[0] is not None:
+        refuse_meeting_rows(
+            [*tf.nest.flatten(inputs), *seen.texts],
+            tf.nest.flatten(outputs),
+            chunk.real.shape[0],
+        )
     if scope.losses:
         raise NotLayerwise(
             f"{len(scope.losses)} `add_loss` call(s) or activity "
