@@ -96,3 +96,20 @@ def test_merge_keeps_the_longer_of_one_run():
     made = ledger(("a", PLAN, 3))
     made.merge(ledger(("a", PLAN, 5), ("b", PLAN, 1)))
     assert [(r.run_id, r.updates) for r in made.runs] == [("a", 5), ("b", 1)]
+
+
+def test_merge_keeps_both_branches_of_one_run():
+    # 5 updates; one branch of them went on by 2, another by 3.
+    made, other = ledger(("a", PLAN, 5)), ledger(("a", PLAN, 5))
+    for branch, more in ((made, 2), (other, 3)):
+        branch.fork("a")
+        branch.runs[0].verified += more
+    assert made.runs[0].common(other.runs[0]) == 5
+    made.merge(other)
+    assert sorted(r.updates for r in made.runs) == [7, 8]
+    assert len({r.run_id for r in made.runs}) == 2
+    # A checkpoint of this very branch is no other one.
+    again = Ledger.from_config(other.to_config())
+    again.runs[0].verified += 1
+    other.merge(again)
+    assert [r.updates for r in other.runs] == [9]

@@ -263,6 +263,21 @@ class UnknownPastTest:
                 train()
         assert build.unchanged(other, before)
 
+    def test_compiling_again_does_not_hide_it(self, tmp_path: Any):
+        plan = build.plan(1.0, num_steps=20)
+        model = model_of(plan)
+        spend(model, 5)
+        optimizer = build.sgd(1.0, num_steps=20)
+        for _ in range(2):
+            model.compile(optimizer, build.labels_loss(), run_eagerly=True)
+            if not int(optimizer.iterations):
+                spend(model, 1)
+            # From outside: the ledger holds six updates, five of another.
+            zeros = {i: tf.zeros(v.shape) for i, v in enumerate(model.weights)}
+            optimizer.release(zeros)
+            with pytest.raises(ValueError, match=r"step\(s\) of which"):
+                model.epsilon()
+
     def test_keras_backup_and_restore(self, tmp_path: Any):
         plan = build.plan(1.0)
 

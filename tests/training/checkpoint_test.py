@@ -185,6 +185,23 @@ class ResumeTest:
         # may have been released.
         assert sorted(r.updates for r in model.ledger.runs) == [2, 5]
 
+    def test_a_branch_as_long_as_the_checkpoint_is_not_forgotten(
+        self, tmp_path: Path
+    ):
+        model = model_of()
+        train(model, 2)
+        dpa.checkpoint.save(model, tmp_path / "early")
+        train(model, 2)
+        dpa.checkpoint.save(model, tmp_path / "late")
+        other = model_of()
+        dpa.checkpoint.restore(other, tmp_path / "early")
+        train(other, 2)  # not the updates that `late` knows
+        dpa.checkpoint.restore(other, tmp_path / "late")
+        assert [r.updates for r in other.ledger.runs] == [4, 4]
+        # The unbroken run has no branch.
+        dpa.checkpoint.restore(model, tmp_path / "late")
+        assert [r.updates for r in model.ledger.runs] == [4]
+
 
 class RefusalTest:
     """What does not belong to the run raises, and changes nothing."""

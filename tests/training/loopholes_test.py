@@ -236,9 +236,13 @@ class SaidTest:
     def test_two_adjacencies_in_one_model_are_refused(self) -> None:
         model = compiled(optimizer=sgd(1.0))
         model.fit(_batches(model.optimizer.plan), verbose=0)
-        other = sgd(1.0, adjacency="replace", sampling="in_order")
-        with pytest.raises(ValueError, match="adjacency"):
-            model.compile(other, loss=labels_loss())
+        for other in (
+            sgd(1.0, adjacency="replace", sampling="in_order"),
+            sgd(1.0, adjacency="add_or_remove"),
+        ):
+            with pytest.raises(ValueError, match="adjacency"):
+                model.compile(other, loss=labels_loss())
+        assert 0 < model.epsilon()
 
 
 class OddInputTest:

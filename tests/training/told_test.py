@@ -118,6 +118,27 @@ def test_other_data_are_spoken_of_once(caplog: pytest.LogCaptureFixture):
         assert lines() == 1
 
 
+def test_a_fit_inside_of_a_fit(model: Any):
+    class Nested(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            rows = tf.data.Dataset.from_tensors((X[:8], Y[:8])).repeat(9)
+            self.model.fit(rows, verbose=0)
+
+    batches = model.optimizer.plan.batches(X, Y)
+    before = build.state(model)
+    with pytest.raises(RuntimeError, match="inside of a running `fit`"):
+        model.fit(batches, callbacks=[Nested()], verbose=0)
+    assert build.unchanged(model, before)
+    model.fit(batches, verbose=0)
+    assert model.ledger.verified
+
+
+def test_data_that_are_no_arrays_of_rows(model: Any):
+    ragged = tf.ragged.constant([[1.0], [2.0, 3.0]])
+    says(model, lambda: model.fit(ragged, Y[:2]), "pad ragged rows")
+    says(model, lambda: model.train_on_batch({}, Y[:8]), "of type dict")
+
+
 def test_a_weights_file_holds_no_ledger(
     tmp_path: Any, caplog: pytest.LogCaptureFixture
 ):

@@ -8,6 +8,7 @@ import dataclasses
 import uuid
 import warnings
 from collections.abc import Mapping
+from itertools import zip_longest
 from typing import Any
 
 import keras
@@ -28,6 +29,9 @@ class Run:
         seeded: Whether the noise came from a known seed.
         verified: Updates on batches that `plan.batches` sampled.
         unverified: Updates on data whose sampling nobody checked.
+        forks: Where the run was taken up from a checkpoint: a unique name, and
+            after how many updates. Whoever takes up the same checkpoint twice
+            has two runs that are one up to there.
     """
 
     run_id: str
@@ -37,11 +41,24 @@ class Run:
     seeded: bool = False
     verified: int = 0
     unverified: int = 0
+    forks: tuple[tuple[str, int], ...] = ()
 
     @property
     def updates(self) -> int:
         """All updates of the run."""
         return self.verified + self.unverified
+
+    def common(self, other: "Run") -> int:
+        """Returns the updates that are in both of two runs, the very same.
+
+        Args:
+            other: A run of the same `run_id`.
+        """
+        for mine, theirs in zip_longest(self.forks, other.forks):
+            if mine != theirs:
+                ends = [fork[1] for fork in (mine, theirs) if fork]
+                return min(self.updates, other.updates, *ends)
+        return min(self.updates, other.updates)
 
 
 class Ledger:
@@ -81,18 +98,28 @@ class Ledger:
         return run
 
     def merge(self, other: "Ledger") -> None:
-        """Takes over the runs of another ledger; of one run, the longer."""
-        known = {
+        """Takes over the runs of another ledger.
+
+        Of one run the longer; of two branches of a run, both.
+        """
+        if other is self:
+            return
+        places = {
             (run.run_id, run.plan): place for place, run in enumerate(self.runs)
         }
         for run in other.runs:
-            place = known.get((run.run_id, run.plan))
+            place = places.get((run.run_id, run.plan))
             if place is None:
                 self.runs.append(run)
-            elif run.updates > self.runs[place].updates:
+                continue
+            mine = self.runs[place]
+            if mine.common(run) == mine.updates:
                 self.runs[place] = run
+            elif mine.common(run) < run.updates:
+                branch = dataclasses.replace(run, run_id=uuid.uuid4().hex)
+                self.runs.append(branch)
 
-    def abandon(self, run_id: str, updates: int) -> None:
+    def abandon(self, run_id: str, checkpoint: "Ledger") -> None:
         """Keeps a run that went past a checkpoint as a branch of its own.
 
         What was released between the checkpoint and now stays charged; the
@@ -100,11 +127,26 @@ class Ledger:
 
         Args:
             run_id: The run that is resumed.
-            updates: How many of its updates the checkpoint knows.
+            checkpoint: The ledger of the checkpoint.
         """
         for run in self.runs:
-            if run.run_id == run_id and run.updates > updates:
+            known = [
+                run.common(saved)
+                for saved in checkpoint.runs
+                if run.run_id == run_id == saved.run_id
+            ]
+            if run.run_id == run_id and run.updates > max(known, default=0):
                 run.run_id = uuid.uuid4().hex
+
+    def fork(self, run_id: str) -> None:
+        """Marks that a run goes on from a checkpoint, and where.
+
+        Args:
+            run_id: The run that is resumed.
+        """
+        for run in self.runs:
+            if run.run_id == run_id:
+                run.forks = (*run.forks, (uuid.uuid4().hex, run.updates))
 
     @property
     def updates(self) -> int:
@@ -243,6 +285,7 @@ class Ledger:
                     "seeded": run.seeded,
                     "verified": run.verified,
                     "unverified": run.unverified,
+                    "forks": [list(fork) for fork in run.forks],
                 }
                 for run in self.runs
             ]
@@ -252,11 +295,12 @@ class Ledger:
     def from_config(cls, config: Mapping[str, Any] | None) -> "Ledger":
         """Returns the ledger that `to_config` described; empty for None."""
         ledger = cls()
-        for entry in (config or {}).get("runs", []):
-            entry = dict(entry)
+        for given in (config or {}).get("runs", []):
+            entry: dict[str, Any] = dict(given)
             if isinstance(entry["plan"], Mapping):
                 entry["plan"] = keras.saving.deserialize_keras_object(
                     dict(entry["plan"])
                 )
+            entry["forks"] = tuple((n, at) for n, at in entry["forks"])
             ledger.runs.append(Run(**entry))
         return ledger

@@ -209,9 +209,9 @@ def _refuse_data(graph: Any, examples: int) -> None:
             dims = handle.shape_and_type[0].shape.dim
             shapes.append([d.size for d in dims])
     for shape in shapes:
-        if shape and shape[0] >= examples:
+        if any(side >= examples for side in shape):
             raise ValueError(
-                "`map_fn` must not hold a tensor with as many rows as there "
+                "`map_fn` must not hold a tensor with a side as long as there "
                 f"are examples (num_examples={examples}): if those are the "
                 "examples, one example would enter the rows of others, as in "
                 "mixup, and ε would not cover it. Received: a function with a "

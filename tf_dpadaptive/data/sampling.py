@@ -56,7 +56,9 @@ def batches(
         seed: For tests: whoever knows it knows who took part in which update.
         map_fn: Augmentation of one example at a time, before batching: takes
             and returns (x), (x, y) or (x, y, sample_weight), as many as there
-            are. It is never called on padding.
+            are. It is never called on padding. That it holds no examples is
+            looked at (no tensor of `num_examples` rows or columns), but not
+            proved: a part of the data kept in it is in no ε.
 
     Raises:
         ValueError: if the plan has no `num_examples`, or sizes differ from it.

@@ -101,22 +101,16 @@ def restore(model: Any, path: str | os.PathLike[str]) -> dict[str, Any]:
     optimizer._keys.load(
         {key: arrays[f"noise/{key}"] for key in ("step", "eras")}
     )
-    model.ledger.abandon(meta["run_id"], _run_updates(meta))
+    saved = Ledger.from_config(meta["ledger"])
+    model.ledger.abandon(meta["run_id"], saved)
     optimizer.run_id = meta["run_id"]
-    model.ledger.merge(Ledger.from_config(meta["ledger"]))
+    model.ledger.merge(saved)
+    model.ledger.fork(meta["run_id"])
     model.private.settle_past(optimizer)
     optimizer.sampling.order = meta["sampler"]
     if model.private.sampler is not None:
         model.private.follow(model.private.sampler)
     return meta["extra"]
-
-
-def _run_updates(meta: Any) -> int:
-    """Updates of the saved run that its own ledger knows."""
-    saved = Ledger.from_config(meta["ledger"])
-    return max(
-        (r.updates for r in saved.runs if r.run_id == meta["run_id"]), default=0
-    )
 
 
 def _optimizer(model: Any) -> DPOptimizer:

@@ -92,11 +92,10 @@ def accounting_reasons(plan: PrivacyPlan) -> list[str]:
 
 def adjacency_reasons(ledger: Ledger, plan: PrivacyPlan) -> list[str]:
     """Returns whether the plan's ε could not be added to what ran before."""
-    replace = plan.adjacency == "replace"
     other = [
         run.plan.adjacency
         for run in ledger.runs
-        if (run.plan.adjacency == "replace") != replace
+        if run.plan.adjacency != plan.adjacency
     ]
     if not other:
         return []

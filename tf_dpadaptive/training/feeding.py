@@ -50,6 +50,11 @@ def check_present(x: Any, y: Any = None, sample_weight: Any = None) -> None:
             "`x` must hold the training data: `plan.batches(...)`, arrays or "
             "a dataset. Received: x=None."
         )
+    if isinstance(x, tf.RaggedTensor) or not tf.nest.flatten(x):
+        raise ValueError(
+            "`x` must be arrays of rows of one shape; pad ragged rows. "
+            f"Received: x of type {type(x).__name__}."
+        )
     if not is_arrays(x):
         return
     parts = tf.nest.flatten([x, y, sample_weight])

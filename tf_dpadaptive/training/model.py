@@ -98,12 +98,14 @@ class PrivateTraining(PrivateSaving):
         state = self.private
         state.setup = state.mixing = None
         state.checked = set()
+        again = state.optimizer is optimizer
         state.optimizer = optimizer
         # A loaded optimizer's steps, which its ledger knows, are yet to come.
         fresh = not optimizer.ledger.updates
         state.ledger.merge(optimizer.ledger)
         optimizer.ledger = state.ledger
-        state.settle_past(optimizer if fresh else None)
+        if not again:
+            state.settle_past(optimizer if fresh else None)
 
     # ---- training ----------------------------------------------------------
 
@@ -194,6 +196,12 @@ class PrivateTraining(PrivateSaving):
         names = list(inspect.signature(super().fit).parameters)[3:]
         kwargs |= dict(zip(names, args, strict=False))
         self._check_compiled("fit")
+        if self.private.fitting:
+            raise RuntimeError(
+                "`fit` was called inside of a running `fit` of the same model "
+                "(by a callback?): its updates would be booked as those of "
+                "the outer one. Call it afterwards, or use `train_on_batch`."
+            )
         budget.before_updates(self)
         state, plan = self.private, self.optimizer.plan
         feeding.check_present(x, y, kwargs.get("sample_weight"))
@@ -216,6 +224,7 @@ class PrivateTraining(PrivateSaving):
         epochs = self._within_budget(x, batch_size, epochs, kwargs)
         first, x = first_batch.peeked(x)
         try:
+            state.fitting = True
             if sampler is not None:
                 state.follow(sampler)
             if first is not None:
@@ -227,7 +236,7 @@ class PrivateTraining(PrivateSaving):
                 )
         finally:
             state.sampler, state.stops_at_budget = None, False
-            state.checking = False
+            state.checking = state.fitting = False
             diagnostics.switch(self, False)
             # A callback that restores may have set it and never been ended.
             self._initial_epoch = None

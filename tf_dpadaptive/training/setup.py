@@ -85,6 +85,7 @@ class PrivateState:
         checked: Shapes of rows for which that was done since `compile`.
         checking: Whether data that Keras looks at is that of an update.
         stepping: Whether the train function runs, which books what it does.
+        fitting: Whether a fit runs.
         stops_at_budget: Whether `PrivacyBudget` watches the running fit.
         sampler: What samples the batches of the running fit; None where
             nobody knows.
@@ -112,6 +113,7 @@ class PrivateState:
         self.checked: set[str] = set()
         self.checking = False
         self.stepping = False
+        self.fitting = False
         self.stops_at_budget = False
         self.sampler: Any = None
         self.optimizer: Any = None
