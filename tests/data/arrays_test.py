@@ -203,7 +203,9 @@ class TestMapExamples:
         with pytest.raises(ValueError, match="must not keep state"):
             mapped(keeps, self.X)
 
-    @pytest.mark.parametrize("kind", ["array", "tensor", "variable", "dataset"])
+    @pytest.mark.parametrize(
+        "kind", ["array", "tensor", "transposed", "variable", "dataset"]
+    )
     def test_rows_of_others_are_refused(self, kind):
         others = self.X.astype(np.float32)
         tensor, variable = tf.constant(others), tf.Variable(others)
@@ -213,6 +215,8 @@ class TestMapExamples:
             if kind == "dataset":
                 return x + rows.reduce(tf.zeros([2]), lambda a, b: a + b)
             given = {"array": others, "tensor": tensor, "variable": variable}
+            if kind == "transposed":
+                return x + tf.transpose(tf.constant(others.T))[0]
             some = tf.experimental.numpy.random.randint(0, 5)
             return x + tf.gather(given[kind], some)
 
