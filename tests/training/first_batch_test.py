@@ -12,7 +12,7 @@ import tensorflow as tf
 import tf_dpadaptive as dpa
 from tests.training import build
 from tf_dpadaptive.batch import Batch
-from tf_dpadaptive.clipping.layerwise import registry
+from tf_dpadaptive.clipping.layerwise import passes, registry
 from tf_dpadaptive.clipping.layerwise.forms import Outer
 from tf_dpadaptive.clipping.self_check import WrongGradients
 from tf_dpadaptive.training import first_batch
@@ -196,20 +196,36 @@ class _MixesManyRows(keras.layers.Layer):
         return shape
 
 
-@pytest.mark.parametrize("rows", [1, 2, 32])
-def test_a_small_first_batch_shows_what_large_ones_do(rows: int) -> None:
-    model = build.compiled(
+def _mixing_many() -> Any:
+    return build.compiled(
         keras.Sequential(
             [keras.Input((4,)), _MixesManyRows(), keras.layers.Dense(3)]
         ),
         build.sgd(1.0, batch=32),
         self_check=True,
     )
+
+
+@pytest.mark.parametrize("rows", [1, 2, 32])
+def test_a_small_first_batch_shows_what_large_ones_do(
+    rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The graph is not looked at, which would have shown it before.
+    monkeypatch.setattr(passes, "refuse_meeting_rows", lambda *_: None)
+    model = _mixing_many()
     before = build.flat(model)
     x, y = build.data(32)
     with pytest.raises((WrongGradients, ValueError)):
         model.train_on_batch(x[:rows], y[:rows])
     np.testing.assert_array_equal(build.flat(model), before)
+
+
+def test_what_may_mix_in_large_batches_takes_examples_alone() -> None:
+    model = _mixing_many()
+    with build.log_lines() as lines:
+        model.train_on_batch(*build.data(32))
+    assert any("The rows of a batch meet in" in line for line in lines)
+    assert model.private.setup.engine.name == "vectorized"
 
 
 def test_steps_that_cancel_are_clipped() -> None:

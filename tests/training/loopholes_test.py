@@ -242,7 +242,7 @@ class SaidTest:
         ):
             with pytest.raises(ValueError, match="adjacency"):
                 model.compile(other, loss=labels_loss())
-        assert 0 < model.epsilon()
+        assert model.epsilon() > 0
 
 
 class OddInputTest:

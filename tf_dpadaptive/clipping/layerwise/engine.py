@@ -22,14 +22,12 @@ from tf_dpadaptive.clipping.layerwise.products import (
     Local,
     matmul_rounding,
 )
+from tf_dpadaptive.clipping.layerwise.rows_apart import PROBED_ROWS
 from tf_dpadaptive.clipping.layerwise.sums import (
     rows_of,
     select,
     weighted_sum,
 )
-
-_PROBED_ROWS = 1009
-"""Examples while planning: a size that no other dimension is likely to have."""
 
 _MOST_PASSES = 20
 
@@ -153,7 +151,7 @@ class LayerwiseEngine:
         """Runs trial passes on shapes alone until nothing new is learnt."""
         rows = chunk.real.shape[0]
         try:
-            return self._trial(_signature(chunk, _PROBED_ROWS))
+            return self._trial(_signature(chunk, PROBED_ROWS))
         except NotLayerwise:
             raise
         except (ValueError, TypeError, tf.errors.InvalidArgumentError):

@@ -14,6 +14,9 @@ import tensorflow as tf
 
 from tf_dpadaptive.clipping.layerwise.plan import NotLayerwise
 
+PROBED_ROWS = 1009
+"""Examples while planning: a prime that is likely to divide no dimension."""
+
 #: Operations whose results depend on shapes alone.
 _OF_SHAPES = ("OnesLike", "Rank", "Shape", "ShapeN", "Size", "ZerosLike")
 #: Operations whose number of results depends on the values, or that put rows
@@ -38,7 +41,8 @@ def refuse_meeting_rows(
     Args:
         inputs: Tensors that have one row an example.
         outputs: Tensors of the same graph.
-        rows: Their number of rows, a prime that divides no other dimension.
+        rows: Their number of rows. Any other than `PROBED_ROWS` (of models of
+            a fixed batch size) may divide other dimensions, and shows less.
 
     Raises:
         NotLayerwise: names the operation.
@@ -101,6 +105,9 @@ def _met(tensor: tf.Tensor, rows: int, taken: Sequence[bool]) -> bool:
         return False
     if operation.type.startswith(_UNEVEN):
         return True
+    sides = tensor.shape if tensor.shape.is_fully_defined() else None
+    if rows != PROBED_ROWS:
+        return sides is not None and not any(_of_rows(s, rows) for s in sides)
     if operation.type == "TopKV2":
         return _of_rows(operation.inputs[0].shape[-1], rows)
     if operation.type in _ALONG and taken[0]:
@@ -115,9 +122,7 @@ def _met(tensor: tf.Tensor, rows: int, taken: Sequence[bool]) -> bool:
         first = operation.inputs[0].shape[:1]
         if steps is not None and _of_rows(first[0], rows) and steps[0] < 0:
             return True
-    if not tensor.shape.is_fully_defined():
-        return False
-    return sum(_of_rows(side, rows) for side in tensor.shape) != 1
+    return sides is not None and sum(_of_rows(s, rows) for s in sides) != 1
 
 
 def _of_rows(side: int | None, rows: int) -> bool:
