@@ -229,7 +229,9 @@ def test_evaluation_of_sampled_batches_leaves_padding_out():
 
 @pytest.mark.xla
 def test_evaluation_of_sampled_batches_is_refused_under_xla():
-    model = build.compiled(run_eagerly=False, jit_compile=True)
+    model = build.compiled(
+        optimizer=build.sgd(), run_eagerly=False, jit_compile=True
+    )
     with pytest.raises(ValueError, match="Pass the arrays themselves"):
         model.evaluate(model.optimizer.plan.batches(X, Y), verbose=0)
 
