@@ -26,7 +26,6 @@ _VALUES = {
     "DPAdamScaleThenPrivatize": {"l2_norm_clip": 300.0, "scale_epsilon": 0.003},
     "DPSGD": {"learning_rate": 1.0, "momentum": 0.9},
 }
-_PUBLIC = {"DPAdamSideInformation": 1000}
 
 
 def get_config(optimizer: str = "DPAdam") -> ml_collections.ConfigDict:
@@ -38,7 +37,7 @@ def get_config(optimizer: str = "DPAdam") -> ml_collections.ConfigDict:
     values = {"learning_rate": 0.002, "l2_norm_clip": 1.0}
     config = ml_collections.ConfigDict()
     config.data = sections.text(
-        field="abstract", num_public=_PUBLIC.get(optimizer)
+        field="abstract", num_public=sections.num_public(optimizer, 1000)
     )
     config.model = sections.model("bert")
     config.optimizer = sections.optimizer(

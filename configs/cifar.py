@@ -19,7 +19,7 @@ def get_config(optimizer: str = "DPAdam") -> ml_collections.ConfigDict:
     """
     config = ml_collections.ConfigDict()
     config.data = sections.data(
-        "cifar10", num_public=small_networks.num_public(optimizer)
+        "cifar10", num_public=sections.num_public(optimizer, 1000)
     )
     config.model = sections.model("cifar_cnn")
     config.optimizer = small_networks.optimizer(optimizer)

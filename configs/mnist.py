@@ -19,7 +19,7 @@ def get_config(optimizer: str = "DPAdam") -> ml_collections.ConfigDict:
     """
     config = ml_collections.ConfigDict()
     config.data = sections.data(
-        "mnist", num_public=small_networks.num_public(optimizer)
+        "mnist", num_public=sections.num_public(optimizer, 1000)
     )
     config.model = sections.model("mnist_cnn")
     config.optimizer = small_networks.optimizer(optimizer)

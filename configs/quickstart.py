@@ -11,7 +11,6 @@ import ml_collections
 from tf_dpadaptive.experiments import sections
 
 _REQUIRED = {"AdaCliP": {"h2": 1e-4}}
-_PUBLIC = {"DPAdamSideInformation": 200}
 
 
 def get_config(optimizer: str = "DPAdam") -> ml_collections.ConfigDict:
@@ -21,7 +20,9 @@ def get_config(optimizer: str = "DPAdam") -> ml_collections.ConfigDict:
         optimizer: A class of `tf_dpadaptive.optimizers`.
     """
     config = ml_collections.ConfigDict()
-    config.data = sections.data("digits", num_public=_PUBLIC.get(optimizer))
+    config.data = sections.data(
+        "digits", num_public=sections.num_public(optimizer, 200)
+    )
     config.model = sections.model("edge_logistic")
     config.optimizer = sections.optimizer(
         optimizer,

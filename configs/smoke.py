@@ -10,7 +10,6 @@ import ml_collections
 from tf_dpadaptive.experiments import sections
 
 _REQUIRED = {"AdaCliP": {"h2": 1.0}}
-_PUBLIC = {"DPAdamSideInformation": 50}
 
 
 def get_config(optimizer: str = "DPAdam") -> ml_collections.ConfigDict:
@@ -21,7 +20,10 @@ def get_config(optimizer: str = "DPAdam") -> ml_collections.ConfigDict:
     """
     config = ml_collections.ConfigDict()
     config.data = sections.data(
-        "digits", num_train=256, num_test=64, num_public=_PUBLIC.get(optimizer)
+        "digits",
+        num_train=256,
+        num_test=64,
+        num_public=sections.num_public(optimizer, 50),
     )
     config.model = sections.model("logistic")
     config.optimizer = sections.optimizer(

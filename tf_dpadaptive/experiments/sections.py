@@ -128,6 +128,20 @@ def optimizer(
     return _section(fields, values)
 
 
+def num_public(optimizer: str, number: int) -> int | None:
+    """How many examples to declare public, for section `data`.
+
+    Args:
+        optimizer: As `name` of `optimizer`.
+        number: What an optimizer with side information is given.
+
+    Returns:
+        `number` for those, and None for all others.
+    """
+    kind = getattr(dpa.optimizers, optimizer.partition(":")[0], None)
+    return number if hasattr(kind, "set_public_batches") else None
+
+
 def privacy(
     *, delta: float, expected_batch_size: int, **values: Any
 ) -> ml_collections.ConfigDict:

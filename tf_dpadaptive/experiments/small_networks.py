@@ -48,8 +48,6 @@ _VALUES_OF: dict[str, dict[str, Any]] = {
     },
 }
 
-_PUBLIC = {"DPAdamSideInformation": 1000}
-
 
 def optimizer(name: str, **values: Any) -> ml_collections.ConfigDict:
     """Section `optimizer` with values to begin with.
@@ -60,12 +58,3 @@ def optimizer(name: str, **values: Any) -> ml_collections.ConfigDict:
     """
     given = {**_VALUES_OF.get(name, _VALUES), **values}
     return sections.optimizer(name, **given)
-
-
-def num_public(name: str) -> int | None:
-    """Examples to declare public: what side information needs, else None.
-
-    Args:
-        name: See `sections.optimizer`.
-    """
-    return _PUBLIC.get(name)
