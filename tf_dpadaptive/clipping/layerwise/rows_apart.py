@@ -60,6 +60,7 @@ def _walk(
 ) -> list[bool]:
     """Checks what the outputs are made of; returns which depend on inputs."""
     depends: dict[int, bool] = {}
+    called: dict[int, list[bool]] = {}
     for tensor in _in_order(outputs, started):
         if id(tensor) in started:
             depends[id(tensor)] = True
@@ -70,7 +71,12 @@ def _walk(
         if mine:
             inner = list(_functions(operation))
             if inner:
-                mine = _through(operation, inner, tensor, taken, rows)
+                # One operation has many results: its functions are seen once.
+                if id(operation) not in called:
+                    called[id(operation)] = _through(
+                        operation, inner, taken, rows
+                    )
+                mine = called[id(operation)][tensor.value_index]
         if mine and _met(tensor, rows, taken):
             raise NotLayerwise(
                 f"The rows of a batch meet in the operation "
@@ -140,11 +146,10 @@ def _functions(operation: tf.Operation) -> Iterator[Any]:
 def _through(
     operation: tf.Operation,
     graphs: Sequence[Any],
-    tensor: tf.Tensor,
     taken: Sequence[bool],
     rows: int,
-) -> bool:
-    """Whether one result of a call depends on inputs; checks the functions."""
+) -> list[bool]:
+    """Which results of a call depend on inputs; checks the functions."""
     looped = operation.type in ("StatelessWhile", "While")
     passed = list(taken)
     if operation.type in ("Case", "If", "StatelessCase", "StatelessIf"):
@@ -167,4 +172,4 @@ def _through(
         if more == passed:
             break
         passed = more
-    return found[tensor.value_index]
+    return found
