@@ -113,9 +113,12 @@ class Ledger:
                 self.runs.append(run)
                 continue
             mine = self.runs[place]
-            if mine.common(run) == mine.updates:
+            common = mine.common(run)
+            if common == run.updates:
+                continue
+            if common == mine.updates:
                 self.runs[place] = run
-            elif mine.common(run) < run.updates:
+            else:
                 branch = dataclasses.replace(run, run_id=uuid.uuid4().hex)
                 self.runs.append(branch)
 
@@ -129,14 +132,12 @@ class Ledger:
             run_id: The run that is resumed.
             checkpoint: The ledger of the checkpoint.
         """
+        saved = [run for run in checkpoint.runs if run.run_id == run_id]
         for run in self.runs:
-            known = [
-                run.common(saved)
-                for saved in checkpoint.runs
-                if run.run_id == run_id == saved.run_id
-            ]
-            if run.run_id == run_id and run.updates > max(known, default=0):
-                run.run_id = uuid.uuid4().hex
+            if run.run_id == run_id:
+                known = max(map(run.common, saved), default=0)
+                if run.updates > known:
+                    run.run_id = uuid.uuid4().hex
 
     def fork(self, run_id: str) -> None:
         """Marks that a run goes on from a checkpoint, and where.
@@ -301,6 +302,8 @@ class Ledger:
                 entry["plan"] = keras.saving.deserialize_keras_object(
                     dict(entry["plan"])
                 )
-            entry["forks"] = tuple((n, at) for n, at in entry["forks"])
+            entry["forks"] = tuple(
+                (name, at) for name, at in entry.get("forks", ())
+            )
             ledger.runs.append(Run(**entry))
         return ledger

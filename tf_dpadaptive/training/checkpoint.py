@@ -78,8 +78,9 @@ def restore(model: Any, path: str | os.PathLike[str]) -> dict[str, Any]:
     """
     optimizer = _optimizer(model)
     meta, arrays = _read(os.fspath(path))
-    others = _differences(meta["optimizer"], _identity(optimizer))
-    if others:
+    identity = _identity(optimizer)
+    if meta["optimizer"] != identity:
+        others = _differences(meta["optimizer"], identity)
         raise ValueError(
             f"The checkpoint {os.fspath(path)!r} was written with another "
             f"optimizer than this model has: {'; '.join(others)}. Compile with "
